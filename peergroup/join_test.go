@@ -1,7 +1,6 @@
 package peergroup
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -140,23 +139,36 @@ func TestWrongSecret(t *testing.T) {
 	}
 }
 
+// Of two ranks of one number the second is refused, whichever that is, and the
+// job goes on with the first.
 func TestSecondRankOfANumber(t *testing.T) {
-	cfgs, finish := unfinished(t, 4)
-	// Whichever of rank 1's two copies comes second is refused; wait for the
-	// first by letting a rank 2 copy fail until it does.
-	second := cfgs[1]
-	for {
-		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-		_, err := JoinTCP(ctx, second)
-		cancel()
-		var refused *RefusedError
-		if errors.As(err, &refused) {
-			wantRefused(t, err, "rank 1 has joined already")
-			break
-		}
-		t.Skipf("the second copy came first: %v", err)
+	cfgs := configs(loopbackListener(t), 3)
+	type outcome struct {
+		g   Group
+		err error
 	}
-	finish()
+	twins, zero := make(chan outcome, 2), make(chan outcome, 1)
+	for range 2 {
+		go func() {
+			g, err := JoinTCP(within(t), cfgs[1])
+			twins <- outcome{g, err}
+		}()
+	}
+	go func() {
+		g, err := JoinTCP(within(t), cfgs[0])
+		zero <- outcome{g, err}
+	}()
+	second := <-twins // the group is not complete, so only a refusal can come
+	wantRefused(t, second.err, "rank 1 has joined already")
+	last, err := JoinTCP(within(t), cfgs[2])
+	first, host := <-twins, <-zero
+	noErrors(t, []error{host.err, first.err, err})
+	groups := []Group{host.g, first.g, last}
+	defer closeGroups(groups)
+	noErrors(t, onAll(groups, func(g Group) error { return Barrier(within(t), g, "works") }))
+	if s := host.g.(*TCPGroup).Stats(); s.Refused != 1 {
+		t.Errorf("%+v, want 1 refused", s)
+	}
 }
 
 func TestSecondRankZeroAndLateComers(t *testing.T) {
@@ -205,7 +217,7 @@ func TestConfigFaults(t *testing.T) {
 	}
 }
 
-// freePort is a port that was free a moment ago on both loopback addresses.
+// freePort is a port that was free a moment ago.
 func freePort(t *testing.T) string {
 	l := loopbackListener(t)
 	defer l.Close()
@@ -224,10 +236,10 @@ func TestAddresses(t *testing.T) {
 			if !v4only && !v6 {
 				t.Skip("this host has no IPv6 loopback")
 			}
+			addr := net.JoinHostPort(host, freePort(t))
 			cfgs := make([]TCPConfig, 3)
 			for r := range cfgs {
-				cfgs[r] = TCPConfig{Rank: r, Size: 3, Addr: net.JoinHostPort(host, freePort(t)), Secret: testSecret}
-				cfgs[r].Addr = net.JoinHostPort(host, strings.TrimPrefix(cfgs[0].Addr[strings.LastIndex(cfgs[0].Addr, ":"):], ":"))
+				cfgs[r] = TCPConfig{Rank: r, Size: 3, Addr: addr, Secret: testSecret}
 			}
 			var listening []net.Addr
 			cfgs[0].Listening = func(a []net.Addr) { listening = a }
