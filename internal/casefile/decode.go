@@ -10,7 +10,7 @@ import (
 
 // Decode reads one case file. The error is a *FileError that lists every fault
 // with its path, or what the reader returned. r is read to its end, at most
-// 16 MiB; nothing is allocated on the word of the file.
+// 8 MiB; nothing is allocated on the word of the file.
 func Decode(r io.Reader) (*Case, error) {
 	w, err := newWalker(r)
 	if err != nil {

@@ -200,7 +200,7 @@ func TestDecodeBrokenText(t *testing.T) {
 		"deep unknown":  {`{"a":` + strings.Repeat("[", 1000000), "nested deeper than 64"},
 		"deep known":    {`{"rounds":` + strings.Repeat("[", 1000000), "nested deeper than 64"},
 		"leading zero":  {strings.Replace(small, `"ranks":1`, `"ranks":01`, 1), "line 1"},
-		"huge file":     {`{"format":"` + strings.Repeat("a", maxFileBytes) + `"}`, "more than 16777216 bytes"},
+		"huge file":     {`{"format":"` + strings.Repeat("a", maxFileBytes) + `"}`, "more than 8388608 bytes"},
 		"long word":     {`{"format":"` + strings.Repeat("a", 1000) + `"}`, strings.Repeat("a", 40) + "..."},
 		"comma":         {`{"format":"moerail-case/1",}`, "line 1"},
 	} {

@@ -14,7 +14,7 @@ import (
 // Limits of the reader itself, so that no file can make it take more memory or
 // time than a small multiple of what a real case needs.
 const (
-	maxFileBytes = 16 << 20
+	maxFileBytes = 8 << 20
 	maxNesting   = 64
 	maxFaults    = 50
 )
