@@ -25,7 +25,7 @@ type site struct {
 	got    []transport.Completion
 }
 
-const siteBytes = 4096
+const siteBytes = 1 << 20
 
 func newSite(t *testing.T, f *Fabric, name, host string) *site {
 	t.Helper()

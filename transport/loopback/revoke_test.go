@@ -15,7 +15,7 @@ import (
 func TestNoAccessAfterClose(t *testing.T) {
 	for name, faults := range map[string]*Faults{
 		"fast":   nil,
-		"faults": {Seed: 3, Reorder: true, PacketBytes: 64},
+		"faults": {Seed: 3, Reorder: true, PacketBytes: 20000},
 	} {
 		for what, end := range map[string]func(*site){
 			"target region": func(b *site) { b.region.Close() },
@@ -31,17 +31,20 @@ func TestNoAccessAfterClose(t *testing.T) {
 				var stop atomic.Bool
 				var wg sync.WaitGroup
 				var begun atomic.Int32
-				const writers = 3
+				const writers, n = 3, siteBytes / 8
 				for w := range uint64(writers) {
 					a := newSite(t, f, "a", "")
 					a.knows(b)
+					for i := range a.mem.Host[:n] {
+						a.mem.Host[i] = 1
+					}
 					wg.Add(1)
 					go func() {
 						defer wg.Done()
-						wr := a.write(512, 0)
-						wr.Op, wr.RemoteOff = transport.OpWrite, w*1024
+						wr := a.write(n, 0)
+						wr.Op, wr.RemoteOff = transport.OpWrite, w*2*n
 						rd := wr
-						rd.Op, rd.LocalOff, rd.RemoteOff = transport.OpRead, 1024, w*1024+512
+						rd.Op, rd.LocalOff, rd.RemoteOff = transport.OpRead, n, w*2*n+n
 						wrs := []transport.WorkRequest{wr, rd}
 						var out [32]transport.Completion
 						for !stop.Load() {
