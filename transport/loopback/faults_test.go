@@ -514,6 +514,11 @@ func TestParkedOwnersAreRoused(t *testing.T) {
 	}
 	b.poll()
 	clock.Advance(time.Second)
+	woken = 0
+	a.poll() // delivers the immediate
+	if woken == 0 {
+		t.Error("the target was not roused by the delivery")
+	}
 	if c := b.take(); c.Imm != 1 {
 		t.Errorf("%+v", c)
 	}
