@@ -273,7 +273,7 @@ func testAllocatesNothing(t *testing.T, h Harness) {
 	if h.Allocates != "" {
 		t.Skip("posting or polling may allocate: " + h.Allocates)
 	}
-	w := newWorld(t, h, 2, pageBytes, transport.DomainConfig{})
+	w := newWorld(t, h, 2, pageBytes, transport.DomainConfig{MaxSend: 16, MaxRecv: 16, MaxCQ: 16})
 	a, b := w.ranks[0], w.ranks[1]
 	tp := a.template(1)
 	ops := []transport.ScatterOp{{Len: 64, NoImm: a.Limits().ImmBytes == 0}, {Len: 64, NoImm: true}}
