@@ -117,6 +117,14 @@ func TestImmsRestAfterFree(t *testing.T) {
 	}
 }
 
+// The search has come round to a range freed of late: it takes what lies behind.
+func TestImmsQuarantine(t *testing.T) {
+	s := &ImmSpace{next: ReservedImms, freed: []immRange{{ReservedImms, 1000}}}
+	if base, err := s.Alloc(10); err != nil || base != 1000 {
+		t.Errorf("base %d, %v; want 1000", base, err)
+	}
+}
+
 func agreeImms(t *testing.T, groups []Group, spaces []*ImmSpace, key string, n uint32) (transport.Imm, []error) {
 	got := make([]transport.Imm, len(groups))
 	errs := onAll(groups, func(g Group) (err error) {
