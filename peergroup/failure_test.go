@@ -277,3 +277,36 @@ func TestInFlightLimit(t *testing.T) {
 		t.Errorf("the hub still holds %d gathers, %d calls, %d bytes", len(h.gathers), len(h.seats[0].calls), h.seats[0].bytes)
 	}
 }
+
+func TestInFlightBytes(t *testing.T) {
+	groups := NewLocal(2)
+	defer closeGroups(groups)
+	const most = MaxInFlightBytes / MaxBlobBytes
+	blob := make([]byte, MaxBlobBytes)
+	for range 2 { // what was answered no longer counts
+		ended := make(chan error, most)
+		for i := range most {
+			go func() {
+				_, err := groups[0].AllGather(within(t), fmt.Sprint(i), blob)
+				ended <- err
+			}()
+		}
+		for i := range most {
+			waitsFor(hubOf(groups[0]), 0, fmt.Sprint(i))
+		}
+		var limit *LimitError
+		if _, err := groups[0].AllGather(within(t), "more", blob[:1]); !errors.As(err, &limit) {
+			t.Errorf("%v, want a *LimitError", err)
+		}
+		for i := range most {
+			if _, err := groups[1].AllGather(within(t), fmt.Sprint(i), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range most {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

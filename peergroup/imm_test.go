@@ -1,6 +1,7 @@
 package peergroup
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand"
@@ -116,6 +117,14 @@ func TestImmsRestAfterFree(t *testing.T) {
 	}
 }
 
+// The search has come round to a range freed of late: it takes what lies behind.
+func TestImmsQuarantine(t *testing.T) {
+	s := &ImmSpace{next: ReservedImms, freed: []immRange{{ReservedImms, 1000}}}
+	if base, err := s.Alloc(10); err != nil || base != 1000 {
+		t.Errorf("base %d, %v; want 1000", base, err)
+	}
+}
+
 func agreeImms(t *testing.T, groups []Group, spaces []*ImmSpace, key string, n uint32) (transport.Imm, []error) {
 	got := make([]transport.Imm, len(groups))
 	errs := onAll(groups, func(g Group) (err error) {
@@ -208,6 +217,41 @@ func TestAgreeImmsFaults(t *testing.T) {
 	}) {
 		if m := asMissing(t, r, err); !slices.Equal(m.Missing, []int{2}) {
 			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+}
+
+// meddled runs between after the n-th AllGather of its rank.
+type meddled struct {
+	Group
+	n       int
+	between func()
+}
+
+func (m *meddled) AllGather(ctx context.Context, key string, blob []byte) ([][]byte, error) {
+	blobs, err := m.Group.AllGather(ctx, key, blob)
+	if m.n--; m.n == 0 {
+		m.between()
+	}
+	return blobs, err
+}
+
+// A rival on one rank takes the very range between the two rounds: all undo and
+// settle on another.
+func TestAgreeImmsRival(t *testing.T) {
+	groups := NewLocal(3)
+	defer closeGroups(groups)
+	spaces := newSpaces(3)
+	var rival transport.Imm
+	groups[1] = &meddled{groups[1], 1, func() { rival, _ = spaces[1].Alloc(50) }}
+	base, errs := agreeImms(t, groups, spaces, "moe", 50)
+	noErrors(t, errs)
+	if rival != ReservedImms || base < rival+50 {
+		t.Errorf("base %d, rival %d", base, rival)
+	}
+	for r, want := range []int{1, 2, 1} {
+		if len(spaces[r].live) != want {
+			t.Errorf("rank %d holds %v, want %d ranges", r, spaces[r].live, want)
 		}
 	}
 }

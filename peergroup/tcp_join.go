@@ -103,6 +103,7 @@ func join(ctx context.Context, cfg *TCPConfig) (*TCPGroup, error) {
 	var instance [instanceBytes]byte
 	rand.Read(instance[:])
 	var last error
+	deadline, _ := ctx.Deadline()
 	for pause := minRedial; ; pause = min(2*pause, maxRedial) {
 		g, err := joinOnce(ctx, cfg, instance)
 		if err == nil {
@@ -113,7 +114,9 @@ func join(ctx context.Context, cfg *TCPConfig) (*TCPGroup, error) {
 		if errors.As(err, &refused) || errors.As(err, &missing) {
 			return nil, err
 		}
-		if ctx.Err() == nil || last == nil {
+		// A try that the deadline cut short tells less than the one before. The
+		// dialer watches the clock itself and may be ahead of ctx.
+		if last == nil || time.Now().Before(deadline) {
 			last = err
 		}
 		select {
