@@ -48,9 +48,9 @@ const (
 // called for each message, on the callback goroutine; the buffer is posted again
 // when fn returns. An engine has one pool, which lasts until Close.
 func (e *Engine) PostRecvs(size uint64, n int, fn func(Message)) error {
-	limits := e.limits[messageNIC]
-	if fn == nil || n < 1 || n > maxRecvBuffers || size == 0 || size > limits.MaxRecvSize {
-		return fmt.Errorf("%w: %d receives of %d bytes, want 1 to %d of 1 to %d and a function", ErrArgument, n, size, maxRecvBuffers, limits.MaxRecvSize)
+	limit := e.maxMessage()
+	if fn == nil || n < 1 || n > maxRecvBuffers || size == 0 || size > limit {
+		return fmt.Errorf("%w: %d receives of %d bytes, want 1 to %d of 1 to %d and a function", ErrArgument, n, size, maxRecvBuffers, limit)
 	}
 	p := &recvPool{e: e, size: size, step: (size + recvAlign - 1) / recvAlign * recvAlign, fn: fn}
 	var err error

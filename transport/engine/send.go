@@ -86,7 +86,7 @@ func (e *Engine) Send(p *Peer, msg []byte, done Done) (Handle, error) {
 	if p == nil || p.e != e {
 		return Handle{}, fmt.Errorf("%w: peer", ErrForeign)
 	}
-	if l := e.limits[messageNIC].MaxRecvSize; uint64(len(msg)) > l {
+	if l := e.maxMessage(); uint64(len(msg)) > l {
 		return Handle{}, fmt.Errorf("%w: message of %d bytes, NIC %s carries at most %d", ErrArgument, len(msg), e.w.nics[messageNIC].name, l)
 	}
 	x := e.newTransfer(shapeSend, transport.OpSend, done)
@@ -94,6 +94,16 @@ func (e *Engine) Send(p *Peer, msg []byte, done Done) (Handle, error) {
 	x.msg = append(x.msg[:0], msg...)
 	x.jobs[messageNIC].count = 1
 	return e.start(x)
+}
+
+// maxMessageBytes bounds a message where the NIC does not: buffers are kept for it.
+const maxMessageBytes = 1 << 30
+
+func (e *Engine) maxMessage() uint64 {
+	if l := e.limits[messageNIC].MaxRecvSize; l != 0 {
+		return min(l, maxMessageBytes)
+	}
+	return maxMessageBytes
 }
 
 // sendBuffers are registered buffers of powers of two, taken and given back by
