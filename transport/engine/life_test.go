@@ -192,7 +192,7 @@ func checkClosed(t *testing.T, r *rig, e *Engine) {
 }
 
 func TestCloseWhileCallsComeFromEverywhere(t *testing.T) {
-	for seed := int64(0); seed < 20; seed++ {
+	for seed := int64(0); seed < 6; seed++ {
 		r := newRig(t, seed, 2, 2, 4, 1<<14)
 		e := r.engines[0]
 		remote := r.importTo(t, 0, 1)
