@@ -416,3 +416,59 @@ func TestSixtyFourEnginesMakeProgress(t *testing.T) {
 		}
 	}
 }
+
+// leaver detaches itself, and a second poller, from within Poll.
+type leaver struct {
+	n     int
+	other *countingPoller
+}
+
+func (p *leaver) Poll(w *Worker) bool {
+	p.n++
+	w.Detach(p)
+	w.Detach(p.other)
+	return true
+}
+
+func TestAPollerMayDetachItselfAndOthers(t *testing.T) {
+	r := newRig(t, 1, 1, 1, 0, 64)
+	e := r.engines[0]
+	other := &countingPoller{}
+	p := &leaver{other: other}
+	_ = e.Call(func(w *Worker) { w.pollers = append(w.pollers, p, other) })
+	for i := 0; i < 20; i++ {
+		_ = e.Call(func(*Worker) {})
+	}
+	_ = e.Call(func(w *Worker) {
+		if p.n != 1 || len(w.pollers) != 0 {
+			t.Errorf("polled %d times, %d pollers left", p.n, len(w.pollers))
+		}
+	})
+	if other.n.Load() != 0 {
+		t.Error("a poller was called after it was detached")
+	}
+}
+
+func TestTrackersAreOfOneWorker(t *testing.T) {
+	r := newRig(t, 1, 2, 1, 0, 64)
+	g := must[*PeerGroup](t)(r.engines[1].AddPeerGroup(r.regions[1], r.descs))
+	var foreign *Tracker
+	_ = r.engines[0].Call(func(w *Worker) { foreign = w.NewTracker() })
+	_ = r.engines[1].Call(func(w *Worker) {
+		freed := w.NewTracker()
+		if err := w.FreeTracker(freed); err != nil {
+			t.Error(err)
+		}
+		for _, tr := range []*Tracker{nil, {}, foreign, freed} {
+			if err := w.Scatter(g, tr, []GroupOp{{}}); !errors.Is(err, ErrForeign) {
+				t.Errorf("scatter: %v", err)
+			}
+			if err := w.FreeTracker(tr); !errors.Is(err, ErrArgument) {
+				t.Errorf("free: %v", err)
+			}
+		}
+		if err := w.Scatter(nil, w.NewTracker(), nil); !errors.Is(err, ErrForeign) {
+			t.Errorf("no group: %v", err)
+		}
+	})
+}

@@ -187,3 +187,16 @@ func TestOtherNumbersOfNICsAreRefused(t *testing.T) {
 		t.Errorf("crossed rails: %v", err)
 	}
 }
+
+func TestReceivesThatTheNICRefusesLeaveItUsable(t *testing.T) {
+	e, reg, descs := countingEngine(t, 1, 1, nil, PollPolicy{}) // has no receives at all
+	if err := e.PostRecvs(64, 4, func(Message) { t.Error("called") }); err == nil {
+		t.Fatal("receives were accepted")
+	}
+	remote := must[*RemoteRegion](t)(e.Import(descs[0]))
+	if err := ending(t, func(d Done) (Handle, error) {
+		return e.Write(WriteRequest{Local: reg, Remote: remote, Len: 8}, d)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
