@@ -14,6 +14,10 @@
 // and ImmHandler belong to the worker thread; methods of Engine that wait for
 // the worker (Register, AddPeerGroup, Call, Close, ...) must not be called there.
 //
+// Nothing pushes back. A call only queues; a full queue of a NIC delays the posting
+// and nothing else. Who submits without end bounds what is outstanding himself,
+// by waiting for a Counter.
+//
 // Order. There is none: not between transfers, not within one. A completion says
 // that local memory may be reused; an immediate says that the payload of its own
 // write is visible. Everything else is counting.

@@ -175,8 +175,13 @@ func (e *Engine) Addr() Address { return e.addr.clone() }
 // NumNICs is the number of NICs.
 func (e *Engine) NumNICs() int { return len(e.limits) }
 
-// Limits are those of NIC i.
-func (e *Engine) Limits(i int) transport.Limits { return e.limits[i] }
+// Limits are those of NIC i, zero if there is no such NIC.
+func (e *Engine) Limits(i int) transport.Limits {
+	if i < 0 || i >= len(e.limits) {
+		return transport.Limits{}
+	}
+	return e.limits[i]
+}
 
 // Alloc returns zeroed memory that can be registered; Free gives it back. They
 // are the provider's.

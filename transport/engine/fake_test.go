@@ -220,9 +220,13 @@ func (d *fakeDomain) PostScatter(t transport.Template, id transport.WRID, ops []
 	return len(ops), nil
 }
 
-func (d *fakeDomain) PostRecv(rrs []transport.RecvRequest) (int, error) {
-	d.net.mu.Lock()
-	defer d.net.mu.Unlock()
+func (d *fakeDomain) PostRecv(rrs []transport.RecvRequest) (n int, err error) {
+	// Senders that wait for a receive have to poll again.
+	d.net.set(func() { n, err = d.postRecv(rrs) })
+	return n, err
+}
+
+func (d *fakeDomain) postRecv(rrs []transport.RecvRequest) (int, error) {
 	for i, rr := range rrs {
 		if len(d.recvs) >= d.limits.MaxRecv {
 			return i, transport.ErrAgain

@@ -46,18 +46,18 @@ type immRange struct{ lo, hi uint64 }
 func (w *Worker) dispatchImm(imm transport.Imm) {
 	t := &w.imms
 	if c := t.last; c != nil && uint32(imm-c.base) < c.n {
-		w.e.stats.imms.Add(1)
+		w.immsSeen++
 		c.h.HandleImm(uint32(imm - c.base))
 		return
 	}
 	if c := t.find(imm); c != nil {
 		t.last = c
-		w.e.stats.imms.Add(1)
+		w.immsSeen++
 		c.h.HandleImm(uint32(imm - c.base))
 		return
 	}
 	if c := t.counters[imm]; c != nil {
-		w.e.stats.imms.Add(1)
+		w.immsSeen++
 		c.arrived(1)
 		return
 	}

@@ -78,7 +78,10 @@ func (n *nic) flush(w *Worker) {
 		return
 	}
 	if len(n.recvs) > 0 {
-		n.postRecvs(w)
+		if err := n.postRecvs(w.recvs); err != nil {
+			w.failNIC(n, err)
+			return
+		}
 	}
 	for budget := postBudget; budget > 0; budget -= postBatch {
 		var more bool
@@ -219,6 +222,10 @@ func (n *nic) poll(w *Worker) bool {
 		default:
 			w.completed(n, c)
 		}
+	}
+	if w.immsSeen > 0 {
+		w.e.stats.imms.Add(w.immsSeen)
+		w.immsSeen = 0
 	}
 	if err != nil {
 		w.failNIC(n, fmt.Errorf("%w: poll: %w", ErrNICFailed, err))

@@ -30,7 +30,9 @@ type groupEntry struct {
 func (g *PeerGroup) Len() int { return len(g.entries) }
 
 // IsHole tells whether entry i can not be posted to.
-func (g *PeerGroup) IsHole(i int) bool { return g.entries[i].slot < 0 }
+func (g *PeerGroup) IsHole(i int) bool {
+	return i < 0 || i >= len(g.entries) || g.entries[i].slot < 0
+}
 
 // AddPeerGroup makes a group that writes from local to the regions that peers
 // describe, entry i to peers[i]. A zero Descriptor is a hole: posting to it is

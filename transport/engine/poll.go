@@ -11,8 +11,8 @@ import (
 // The zero value takes the defaults.
 type PollPolicy struct {
 	// Spin is the number of idle turns in a row with nothing in between; default
-	// 2000 for a pinned worker and 20 for an ordinary goroutine, which shares its
-	// core. -1 means none.
+	// 10000 for a pinned worker, which has its core for itself and for which a
+	// yield costs microseconds, and 20 for an ordinary goroutine. -1 means none.
 	Spin int
 	// Yield is the number of further turns with a yield in between; default 200.
 	// -1 means none.
@@ -40,7 +40,7 @@ func (p PollPolicy) withDefaults(pinned bool) PollPolicy {
 	}
 	spin := 20
 	if pinned {
-		spin = 2000
+		spin = 10000
 	}
 	def(&p.Spin, spin)
 	def(&p.Yield, 200)
@@ -51,8 +51,11 @@ func (p PollPolicy) withDefaults(pinned bool) PollPolicy {
 }
 
 // A busy worker yields this often, so that workers that outnumber the cores all
-// move on.
-const busyTurnsPerYield = 64
+// move on. The yield of a locked thread is two thread switches.
+const (
+	busyTurnsPerYield       = 64
+	busyTurnsPerYieldPinned = 4096
+)
 
 func (w *Worker) yield() {
 	runtime.Gosched()
@@ -64,11 +67,15 @@ func (w *Worker) yield() {
 // loop is the life of the worker between start and shutdown.
 func (w *Worker) loop() {
 	p := w.e.cfg.Poll
+	every := busyTurnsPerYield
+	if w.e.cfg.CPU >= 0 {
+		every = busyTurnsPerYieldPinned
+	}
 	idle, busy := 0, 0
 	for !w.e.stop.Load() {
 		if w.turn() {
 			idle = 0
-			if busy++; busy%busyTurnsPerYield == 0 {
+			if busy++; busy%every == 0 {
 				w.yield()
 			}
 			continue

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 
 	"moerail/transport"
@@ -48,9 +49,9 @@ const (
 // called for each message, on the callback goroutine; the buffer is posted again
 // when fn returns. An engine has one pool, which lasts until Close.
 func (e *Engine) PostRecvs(size uint64, n int, fn func(Message)) error {
-	limits := e.limits[messageNIC]
-	if fn == nil || n < 1 || n > maxRecvBuffers || size == 0 || size > limits.MaxRecvSize {
-		return fmt.Errorf("%w: %d receives of %d bytes, want 1 to %d of 1 to %d and a function", ErrArgument, n, size, maxRecvBuffers, limits.MaxRecvSize)
+	limit := e.maxMessage()
+	if fn == nil || n < 1 || n > maxRecvBuffers || size == 0 || size > limit {
+		return fmt.Errorf("%w: %d receives of %d bytes, want 1 to %d of 1 to %d and a function", ErrArgument, n, size, maxRecvBuffers, limit)
 	}
 	p := &recvPool{e: e, size: size, step: (size + recvAlign - 1) / recvAlign * recvAlign, fn: fn}
 	var err error
@@ -64,13 +65,12 @@ func (e *Engine) PostRecvs(size uint64, n int, fn func(Message)) error {
 			return
 		}
 		d := w.nics[messageNIC]
-		r, e1 := d.dom.Register(p.mem, transport.AccessLocal)
-		if e1 != nil {
-			err = fmt.Errorf("engine: %d receive buffers of %d bytes on NIC %s: %w", n, size, d.name, e1)
+		var reg transport.Region
+		if reg, err = w.registerBuffers(d, p.mem); err != nil {
 			_ = e.cfg.Provider.Free(p.mem)
 			return
 		}
-		p.lkey = r.LKey()
+		p.lkey = reg.LKey()
 		p.slots = make([]recvSlot, n)
 		d.recvs = make([]int32, 0, n)
 		for i := range p.slots {
@@ -79,36 +79,42 @@ func (e *Engine) PostRecvs(size uint64, n int, fn func(Message)) error {
 			s.node.owner = s
 			d.recvs = append(d.recvs, int32(i))
 		}
+		if err = d.postRecvs(p); err != nil && len(d.recvs) == n {
+			d.recvs = nil // none was taken, so the memory can go
+			err = errors.Join(err, reg.Close(), e.cfg.Provider.Free(p.mem))
+			return
+		}
 		w.recvs = p
-		d.postRecvs(w)
+		if err != nil {
+			w.failNIC(d, err)
+		}
 	}); callErr != nil {
 		return callErr
 	}
 	return err
 }
 
-// postRecvs shows waiting buffers to the NIC, as many as it takes.
-func (n *nic) postRecvs(w *Worker) {
-	p := w.recvs
-	for len(n.recvs) > 0 && n.failed == nil {
+// postRecvs shows waiting buffers to the NIC, as many as it takes now.
+func (n *nic) postRecvs(p *recvPool) error {
+	for len(n.recvs) > 0 {
 		c := min(len(n.recvs), postBatch)
 		for i, s := range n.recvs[:c] {
 			p.reqs[i] = transport.RecvRequest{ID: recvBit | transport.WRID(s), Local: p.lkey, Off: uint64(s) * p.step, Len: p.size}
 		}
 		k, err := n.dom.PostRecv(p.reqs[:c])
 		if k < 0 || k > c {
-			w.failNIC(n, fmt.Errorf("%w: post of %d receives took %d", ErrNICFailed, c, k))
-			return
+			return fmt.Errorf("%w: post of %d receives took %d", ErrNICFailed, c, k)
 		}
 		n.recvs = n.recvs[:copy(n.recvs, n.recvs[k:])]
 		if k == c {
 			continue
 		}
 		if !isAgain(err) {
-			w.failNIC(n, fmt.Errorf("%w: receive refused: %w", ErrNICFailed, err))
+			return fmt.Errorf("%w: receive refused: %w", ErrNICFailed, err)
 		}
-		return
+		return nil
 	}
+	return nil
 }
 
 // received passes one filled, or failed, buffer to the callbacks.

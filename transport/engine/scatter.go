@@ -25,7 +25,7 @@ type GroupOp struct {
 //
 // Failures after this show in t.Err, not here.
 func (w *Worker) Scatter(g *PeerGroup, t *Tracker, ops []GroupOp) error {
-	if g == nil || g.e != w.e || g.closed || t == nil || t.slot == 0 {
+	if g == nil || g.e != w.e || g.closed || !w.owns(t) {
 		return fmt.Errorf("%w: scatter", ErrForeign)
 	}
 	nics, entries := w.nics, g.entries

@@ -86,7 +86,7 @@ func (e *Engine) Send(p *Peer, msg []byte, done Done) (Handle, error) {
 	if p == nil || p.e != e {
 		return Handle{}, fmt.Errorf("%w: peer", ErrForeign)
 	}
-	if l := e.limits[messageNIC].MaxRecvSize; uint64(len(msg)) > l {
+	if l := e.maxMessage(); uint64(len(msg)) > l {
 		return Handle{}, fmt.Errorf("%w: message of %d bytes, NIC %s carries at most %d", ErrArgument, len(msg), e.w.nics[messageNIC].name, l)
 	}
 	x := e.newTransfer(shapeSend, transport.OpSend, done)
@@ -94,6 +94,16 @@ func (e *Engine) Send(p *Peer, msg []byte, done Done) (Handle, error) {
 	x.msg = append(x.msg[:0], msg...)
 	x.jobs[messageNIC].count = 1
 	return e.start(x)
+}
+
+// maxMessageBytes bounds a message where the NIC does not: buffers are kept for it.
+const maxMessageBytes = 1 << 30
+
+func (e *Engine) maxMessage() uint64 {
+	if l := e.limits[messageNIC].MaxRecvSize; l != 0 {
+		return min(l, maxMessageBytes)
+	}
+	return maxMessageBytes
 }
 
 // sendBuffers are registered buffers of powers of two, taken and given back by
@@ -144,15 +154,28 @@ func (w *Worker) growSends(class int) error {
 	if err != nil {
 		return fmt.Errorf("engine: send buffers of %d bytes: %w", size, err)
 	}
-	r, err := w.nics[messageNIC].dom.Register(m, transport.AccessLocal)
+	r, err := w.registerBuffers(w.nics[messageNIC], m)
 	if err != nil {
-		return errors.Join(fmt.Errorf("engine: send buffers of %d bytes: %w", size, err), w.e.cfg.Provider.Free(m))
+		return errors.Join(err, w.e.cfg.Provider.Free(m))
 	}
 	w.sends.slabs = append(w.sends.slabs, m)
 	for off := uint64(0); off+size <= m.Size; off += size {
 		w.sends.put(&sendBuffer{class: class, lkey: r.LKey(), off: off, bytes: m.Host[off : off+size : off+size]})
 	}
 	return nil
+}
+
+// registerBuffers registers memory for messages, which this process must be able
+// to touch.
+func (w *Worker) registerBuffers(n *nic, m transport.Memory) (transport.Region, error) {
+	if uint64(len(m.Host)) < m.Size {
+		return nil, fmt.Errorf("engine: message buffers: provider %s gives memory that is not mapped here: %w", w.e.cfg.Provider.Name(), transport.ErrUnsupported)
+	}
+	r, err := n.dom.Register(m, transport.AccessLocal)
+	if err != nil {
+		return nil, fmt.Errorf("engine: message buffers of %d bytes on NIC %s: %w", m.Size, n.name, err)
+	}
+	return r, nil
 }
 
 // release gives the memory back; the domains are closed.

@@ -1,6 +1,10 @@
 package engine
 
-import "moerail/transport"
+import (
+	"fmt"
+
+	"moerail/transport"
+)
 
 // MaxNICs is how many NICs one engine can drive.
 const MaxNICs = 4
@@ -33,11 +37,15 @@ func (w *Worker) NewTracker() *Tracker {
 
 // FreeTracker forgets a tracker with nothing outstanding.
 func (w *Worker) FreeTracker(t *Tracker) error {
-	if t.slot == 0 || t.outstanding != 0 || t.x != nil {
-		return ErrArgument
+	if !w.owns(t) || t.outstanding != 0 || t.x != nil {
+		return fmt.Errorf("%w: tracker is not of this worker, or not idle", ErrArgument)
 	}
 	w.leave(t)
 	return nil
+}
+
+func (w *Worker) owns(t *Tracker) bool {
+	return t != nil && t.slot != 0 && int(t.slot) <= len(w.slots) && w.slots[t.slot-1] == t
 }
 
 func (w *Worker) enter(t *Tracker) {

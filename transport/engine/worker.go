@@ -41,7 +41,8 @@ type Worker struct {
 	sends     sendBuffers
 	recvs     *recvPool
 	timer     *time.Timer
-	posted    bool // since the turn began
+	posted    bool   // since the turn began
+	immsSeen  uint64 // since the last poll of a NIC
 }
 
 func newWorker(e *Engine) *Worker {
