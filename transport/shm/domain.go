@@ -142,15 +142,21 @@ func (d *domain) Stats() transport.Stats {
 // enter begins a call of the data path. While the guard is odd nothing that the
 // owner may touch is unmapped, here or at a peer.
 func (d *domain) enter() bool {
-	d.guard.seq.Add(1)
+	// A full barrier: what is looked at from here on, such as the table of open
+	// regions, is looked at after everyone can see that we are inside.
+	d.guard.now++
+	d.guard.seq.Store(d.guard.now)
 	if d.closed.Load() {
-		d.guard.seq.Add(1)
+		d.leave()
 		return false
 	}
 	return true
 }
 
-func (d *domain) leave() { d.guard.seq.Add(1) }
+func (d *domain) leave() {
+	d.guard.now++
+	storeRelease(d.guard.word, d.guard.now)
+}
 
 // enterCold begins a call outside the data path; leaveCold ends it.
 func (d *domain) enterCold() error {

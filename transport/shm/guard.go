@@ -27,7 +27,9 @@ const (
 
 type guard struct {
 	seq  *atomic.Uint64
-	off  uint64 // of seq in the object
+	word *uint64 // seq, for its writer
+	now  uint64  // what seq holds
+	off  uint64  // of seq in the object
 	stat *counters
 }
 
@@ -75,7 +77,9 @@ func (a *guardArea) take() (g guard, slot int, ok bool, err error) {
 	}
 	off := uint64(slot) * guardBytes
 	clear(a.mem.Host[off+64 : off+guardBytes])
-	return guard{seq: mem.Word64(a.mem.Host, off), off: off, stat: newCounters(a.mem.Host[off+64:])}, slot, true, nil
+	g = guard{seq: mem.Word64(a.mem.Host, off), word: plainWord(a.mem.Host, off), off: off, stat: newCounters(a.mem.Host[off+64:])}
+	g.now = g.seq.Load()
+	return g, slot, true, nil
 }
 
 // release takes a slot back. It must not be called while anything could still

@@ -127,7 +127,7 @@ func (d *domain) takeImms(l *inLane, out []transport.Completion) (n int, more bo
 	}
 	if n > 0 {
 		l.immRead = read
-		l.immHead.Store(read)
+		storeRelease(l.immDone, read)
 		d.guard.stat.immsReceived += uint64(n)
 	}
 	return n, more
