@@ -236,8 +236,7 @@ func TestNonsenseQuestion(t *testing.T) {
 
 // A fake domain that answers wrongly.
 func TestHostileDomain(t *testing.T) {
-	a := newSide(t, transport.DomainConfig{}, 4096)
-	a.d.timeout = 300 * time.Millisecond
+	a := newSideOf(t, Config{PeerTimeout: 300 * time.Millisecond}, transport.DomainConfig{}, 4096)
 	lane, err := mem.AllocShared("t", laneBytes)
 	if err != nil {
 		t.Fatal(err)

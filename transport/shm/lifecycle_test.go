@@ -200,8 +200,9 @@ func TestRegionCloseWaitsForWriters(t *testing.T) {
 
 // A sender that stops in the middle of a write is reported, not waited for.
 func TestRegionCloseNamesAStuckSender(t *testing.T) {
-	a, b := newPair(t, transport.DomainConfig{}, 4096)
-	b.d.timeout = 50 * time.Millisecond
+	a := newSide(t, transport.DomainConfig{}, 4096)
+	b := newSideOf(t, Config{PeerTimeout: 50 * time.Millisecond}, transport.DomainConfig{}, 4096)
+	a.meet(b)
 	a.d.enter()
 	err := b.reg.Close()
 	a.d.leave()
@@ -299,11 +300,22 @@ func TestKeysAreChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, k := range map[string]transport.RemoteKey{
-		"of another domain": c.reg.RemoteKey(), "forged": forged, "empty": nil, "short": forged[:39], "local region": local.RemoteKey(),
+		"of another domain": c.reg.RemoteKey(), "forged": forged, "empty": nil, "short": forged[:39],
 	} {
 		if _, err := a.d.Import(a.peer, k, 4096); !errors.Is(err, transport.ErrBadKey) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if a.remote, err = a.d.Import(a.peer, local.RemoteKey(), 4096); err != nil {
+		t.Error("local region:", err)
+	}
+	if _, err := a.d.MapRemote(a.remote); !errors.Is(err, transport.ErrBadKey) {
+		t.Error("mapping a local region:", err)
+	}
+	lift := append(transport.RemoteKey(nil), local.RemoteKey()...)
+	lift[6] = byte(transport.AccessAll)
+	if _, err := a.d.Import(a.peer, lift, 4096); !errors.Is(err, transport.ErrBadKey) {
+		t.Error("local region with a key that says more:", err)
 	}
 	if _, err := a.d.Import(a.peer, b.reg.RemoteKey(), 4095); !errors.Is(err, transport.ErrBadKey) {
 		t.Error("another size:", err)

@@ -157,8 +157,8 @@ func (d *domain) remote(p *peer, h transport.Remote, off, n uint64) (*remote, er
 }
 
 func (r *remote) check(off, n uint64) error {
-	if size := uint64(len(r.host)); off > size || n > size-off {
-		return fmt.Errorf("%w: %d bytes at %d of a remote region of %d", transport.ErrOutOfRange, n, off, size)
+	if off > r.size || n > r.size-off {
+		return fmt.Errorf("%w: %d bytes at %d of a remote region of %d", transport.ErrOutOfRange, n, off, r.size)
 	}
 	return nil
 }

@@ -15,7 +15,8 @@ import (
 // remote is a peer's region, mapped here.
 type remote struct {
 	peer    *peer
-	host    []byte // the region; read-only memory unless peers may write or use atomics
+	size    uint64
+	host    []byte // the region; read-only memory unless peers may write or use atomics; nil if they may nothing
 	mapping []byte
 	access  transport.Access
 	valid   *atomic.Uint64 // equals nonce while the region is open
@@ -54,17 +55,13 @@ func (d *domain) Import(h transport.Peer, key transport.RemoteKey, size uint64) 
 	if k.size != size {
 		return transport.NoRemote, fmt.Errorf("%w: of a region of %d bytes, told %d", transport.ErrBadKey, k.size, size)
 	}
-	g, err := p.request(k)
-	if err != nil {
-		return transport.NoRemote, err
-	}
-	if g.status != grantOK {
-		return transport.NoRemote, fmt.Errorf("%w: the region has closed, or is not open to peers", transport.ErrBadKey)
-	}
-	defer unix.Close(g.fd)
-	r, err := p.mapRegion(k, g)
-	if err != nil {
-		return transport.NoRemote, fmt.Errorf("%w: %w", transport.ErrBadKey, err)
+	// A region that peers may do nothing with has nothing to map; all that is
+	// tried on it ends as StatusRemoteAccess.
+	r := &remote{peer: p, size: k.size}
+	if k.access != transport.AccessLocal {
+		if r, err = p.fetch(k); err != nil {
+			return transport.NoRemote, err
+		}
 	}
 	rh, ok := d.remotes.add(r)
 	if !ok {
@@ -72,6 +69,23 @@ func (d *domain) Import(h transport.Peer, key transport.RemoteKey, size uint64) 
 		return transport.NoRemote, fmt.Errorf("shm: %d keys are imported, which is the limit", handleSlots)
 	}
 	return transport.Remote(rh), nil
+}
+
+// fetch gets a region's memory from the peer's process and maps it.
+func (p *peer) fetch(k regionKey) (*remote, error) {
+	g, err := p.request(k)
+	if err != nil {
+		return nil, err
+	}
+	if g.status != grantOK {
+		return nil, fmt.Errorf("%w: the region has closed, or never was", transport.ErrBadKey)
+	}
+	defer unix.Close(g.fd)
+	r, err := p.mapRegion(k, g)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", transport.ErrBadKey, err)
+	}
+	return r, nil
 }
 
 // request asks the peer's process for a region.
@@ -127,7 +141,7 @@ func (p *peer) mapRegion(k regionKey, g granted) (*remote, error) {
 		return nil, err
 	}
 	return &remote{
-		peer: p, host: b[within:], mapping: b, access: g.access,
+		peer: p, size: g.size, host: b[within:], mapping: b, access: g.access,
 		valid: mem.Word64(p.validMap, uint64(k.index)*8), nonce: k.nonce,
 	}, nil
 }
@@ -159,8 +173,8 @@ func (d *domain) MapRemote(h transport.Remote) (transport.Memory, error) {
 	if r == nil {
 		return transport.Memory{}, fmt.Errorf("%w: remote %d", transport.ErrBadHandle, h)
 	}
-	if !r.open() {
-		return transport.Memory{}, fmt.Errorf("%w: the region has closed", transport.ErrBadKey)
+	if r.host == nil || !r.open() {
+		return transport.Memory{}, fmt.Errorf("%w: the region has closed, or peers may not access it", transport.ErrBadKey)
 	}
-	return transport.Memory{Host: r.host, FD: -1, Size: uint64(len(r.host))}, nil
+	return transport.Memory{Host: r.host, FD: -1, Size: r.size}, nil
 }

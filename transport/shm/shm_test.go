@@ -23,7 +23,12 @@ type side struct {
 
 func newSide(t testing.TB, cfg transport.DomainConfig, size uint64) *side {
 	t.Helper()
-	p, err := New(Config{})
+	return newSideOf(t, Config{}, cfg, size)
+}
+
+func newSideOf(t testing.TB, pc Config, cfg transport.DomainConfig, size uint64) *side {
+	t.Helper()
+	p, err := New(pc)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func (d *domain) scatter(h transport.Template, id transport.WRID, ops []transpor
 		}
 		op := &ops[n]
 		if op.Entry < 0 || int(op.Entry) >= len(t.entries) {
-			return n, fmt.Errorf("%w: entry %d of a template with %d", transport.ErrOutOfRange, op.Entry, len(t.entries))
+			return n, fmt.Errorf("%w: entry %d of a template with %d", transport.ErrBadHandle, op.Entry, len(t.entries))
 		}
 		e := &t.entries[op.Entry]
 		var src []byte
