@@ -45,6 +45,7 @@ type domain struct {
 	occupied [laneWords]atomic.Uint64
 	words    atomic.Int32 // bell words that any lane has used
 	wake     atomic.Pointer[func()]
+	parking  atomic.Bool // parked holds something
 	closed   atomic.Bool
 	mu       sync.Mutex             // never taken in the data path; guards:
 	byAddr   map[string]*peer       //   peers by address
@@ -170,12 +171,16 @@ func (d *domain) enterCold() error {
 
 func (d *domain) leaveCold() { d.cold.Unlock() }
 
-// SetWake implements transport.Waker. Senders in this process call wake; see
-// watch for those of other processes.
+// SetWake implements transport.Waker. A sender of this process calls wake as
+// soon as it has sent; for one of another process it takes up to two
+// watchPeriods. wake must not block.
 func (d *domain) SetWake(wake func()) {
-	if wake != nil {
-		d.wake.Store(&wake)
+	if wake == nil || d.enterCold() != nil {
+		return
 	}
+	defer d.leaveCold()
+	d.wake.Store(&wake)
+	watch.add(d)
 }
 
 // rouse tells the owner that a Poll would find something.
@@ -206,6 +211,7 @@ func (d *domain) Close() error {
 	// A call in the data path ends by itself: none of them waits.
 	d.cold.Lock()
 	defer d.cold.Unlock()
+	watch.remove(d)
 	for !awaitOutside(d.guard.seq, never, time.Minute) {
 	}
 	for i := range d.lanes {

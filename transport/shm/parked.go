@@ -85,6 +85,9 @@ func (d *domain) unpark() {
 		}
 	}
 	d.parked.peers = keep
+	if d.parked.used == 0 {
+		d.parking.Store(false)
+	}
 }
 
 func (d *domain) endParked(p *peer, st transport.Status) {

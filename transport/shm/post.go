@@ -206,6 +206,7 @@ func (d *domain) notify(id transport.WRID, p *peer, imm transport.Imm, bytes uin
 	w := parkedImm{id: id, imm: imm, bytes: bytes}
 	if p.firstWait >= 0 || !p.pushImm(imm, bytes) {
 		d.parked.add(p, w)
+		d.parking.Store(true)
 		return
 	}
 	p.ring()

@@ -104,6 +104,9 @@ func child(role string) error {
 		return s.flood()
 	case "idle":
 		select {}
+	case "one":
+		s.d.Post([]transport.WorkRequest{s.wr(transport.OpWriteImm, 0, 0, 8)})
+		select {}
 	}
 	return fmt.Errorf("unknown role %q", role)
 }
@@ -312,5 +315,27 @@ func TestKilledPeerIsLostWithinASecond(t *testing.T) {
 		if id, _ := decodeAddress(addr); strings.Contains(string(b), id.socketName()) {
 			t.Error("the dead peer's socket is still there")
 		}
+	}
+}
+
+// An owner that does not poll is roused by what another process sends.
+func TestAnotherProcessWakes(t *testing.T) {
+	s := newSide(t, transport.DomainConfig{}, numSlots*slotBytes)
+	woken := make(chan struct{}, 1)
+	s.d.SetWake(func() {
+		select {
+		case woken <- struct{}{}:
+		default:
+		}
+	})
+	_, _, in := s.start("one")
+	defer in.Close()
+	select {
+	case <-woken:
+	case <-time.After(5 * time.Second):
+		t.Fatal("not roused within 5 s")
+	}
+	if c := s.next(); c.Op != transport.OpImm {
+		t.Fatalf("%+v", c)
 	}
 }
