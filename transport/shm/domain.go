@@ -45,7 +45,8 @@ type domain struct {
 	occupied [laneWords]atomic.Uint64
 	words    atomic.Int32 // bell words that any lane has used
 	wake     atomic.Pointer[func()]
-	parking  atomic.Bool // parked holds something
+	ordered  atomic.Uint64 // used under the race detector only
+	parking  atomic.Bool   // parked holds something
 	closed   atomic.Bool
 	mu       sync.Mutex             // never taken in the data path; guards:
 	byAddr   map[string]*peer       //   peers by address
@@ -155,6 +156,9 @@ func (d *domain) enter() bool {
 }
 
 func (d *domain) leave() {
+	if raceEnabled {
+		d.ordered.Add(1)
+	}
 	d.guard.now++
 	storeRelease(d.guard.word, d.guard.now)
 }
@@ -214,6 +218,7 @@ func (d *domain) Close() error {
 	watch.remove(d)
 	for !awaitOutside(d.guard.seq, never, time.Minute) {
 	}
+	d.ordered.Load()
 	for i := range d.lanes {
 		if l := d.lanes[i].Load(); l != nil {
 			l.state.Store(laneClosed)

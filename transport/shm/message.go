@@ -34,6 +34,9 @@ func (d *domain) send(id transport.WRID, p *peer, src []byte) error {
 		copyBytes(p.msgs[body:body+first], src[:first])
 		copyBytes(p.msgs[:n-first], src[first:])
 		p.msgSent += msgHeadBytes + padded(n)
+		if raceEnabled && p.target != nil {
+			p.target.ordered.Add(1)
+		}
 		p.msgTail.Store(p.msgSent)
 		p.ring()
 	}

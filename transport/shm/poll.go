@@ -22,6 +22,9 @@ func (d *domain) Poll(out []transport.Completion) (int, error) {
 	if n < len(out) {
 		n += d.arrivals(out[n:])
 	}
+	if raceEnabled {
+		d.ordered.Load()
+	}
 	d.leave()
 	return n, nil
 }

@@ -230,6 +230,9 @@ func (p *peer) pushImm(imm transport.Imm, bytes uint64) bool {
 			return false
 		}
 	}
+	if raceEnabled && p.target != nil {
+		p.target.ordered.Add(1)
+	}
 	p.imms[p.immSent%immSlots].Store(immWord(p.immSent, uint32(imm), bytes))
 	p.immSent++
 	p.immFree--
