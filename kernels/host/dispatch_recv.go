@@ -128,6 +128,18 @@ func (r *stageRun) readHeader(s int, h *[abi.HeaderFixedBytes / 4]uint32, next [
 		r.fault(abi.Status{Code: abi.CodeBadHeader, Peer: uint32(s), Value: int64(value), Limit: int64(limit)})
 		return false
 	}
+	limit := sh.MaxTokens
+	if uint32(s)%sh.Replicas != sh.Rank%sh.Replicas {
+		limit = 0 // ranks of another lane send no rows
+	}
+	if rows > limit {
+		return bad(uint64(rows), uint64(limit))
+	}
+	picks, ok := r.readCounts(s, rows, next)
+	src.Rows, src.ReturnRows = rows, rows
+	if sh.ReduceAtHome != 0 {
+		src.ReturnRows = uint32(picks)
+	}
 	switch {
 	case round != r.round:
 		return bad(round, r.round)
@@ -135,33 +147,27 @@ func (r *stageRun) readHeader(s int, h *[abi.HeaderFixedBytes / 4]uint32, next [
 		return bad(uint64(gen), uint64(sh.Generation))
 	case flags&^abi.FlagAborted != 0:
 		return bad(uint64(flags), abi.FlagAborted)
+	case flags&abi.FlagAborted != 0 && rows != 0:
+		return bad(uint64(rows), 0)
+	case !ok:
+		return bad(picks, uint64(rows)*uint64(sh.TopK))
 	}
-	limit := sh.MaxTokens
-	if uint32(s)%sh.Replicas != sh.Rank%sh.Replicas || flags&abi.FlagAborted != 0 {
-		limit = 0 // another lane's ranks, and those whose input was refused, send no rows
-	}
-	if rows > limit {
-		return bad(uint64(rows), uint64(limit))
-	}
+	return true
+}
+
+// readCounts adds the counts of source s to next and returns their sum, at most
+// TopK for each row; ok is false when it is more, or less than one for each.
+func (r *stageRun) readCounts(s int, rows uint32, next []uint32) (picks uint64, ok bool) {
 	r.recv.claimed = grow(r.recv.claimed, len(next))
 	copy(r.recv.claimed, view[uint32](r.block(s)+abi.HeaderFixedBytes, len(next)))
-	var picks uint64
-	room := uint64(rows) * uint64(sh.TopK)
+	room := uint64(rows) * uint64(r.sh.TopK)
 	for e, c := range r.recv.claimed {
-		picks += uint64(c)
-		if picks > room {
-			break
+		if picks += uint64(c); picks > room {
+			return room, false
 		}
 		next[e] += c
 	}
-	src.Rows, src.ReturnRows = rows, rows
-	if sh.ReduceAtHome != 0 {
-		src.ReturnRows = uint32(min(picks, room))
-	}
-	if picks > room || picks < uint64(rows) {
-		return bad(picks, room)
-	}
-	return true
+	return picks, picks >= uint64(rows)
 }
 
 // fits checks the totals against this rank's limits.

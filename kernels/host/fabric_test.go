@@ -26,7 +26,11 @@ func (w *world) launchDispatch() {
 func (w *world) launchCombine() {
 	for _, p := range w.rng.Perm(len(w.r)) {
 		r := w.r[p]
-		w.must(r.stream.CombineSend(&r.back))
+		back := r.back
+		if w.faults.abandon[p] {
+			back.Abandon, back.Y = 1, 0
+		}
+		w.must(r.stream.CombineSend(&back))
 		w.must(r.stream.CombineRecv(&r.sums))
 	}
 }
@@ -108,6 +112,9 @@ func (w *world) deliverDispatch() (overflow bool) {
 		if far := (x.rows - near) * int(sh.RowBytes); far > 0 {
 			copy(view[byte](dst.sl.Overflow+over[x.q][x.p]*uint64(sh.RowBytes), far), view[byte](from+uint64(n), far))
 		}
+	}
+	if w.faults.tamper != nil {
+		w.faults.tamper()
 	}
 	for _, r := range w.r {
 		control(r.sl.Control, ctlDispatchTxDone).Store(tag)

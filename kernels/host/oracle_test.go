@@ -20,6 +20,9 @@ func (w *world) wireToken(p, t int) []float32 {
 	for i := range x {
 		x[i] = get(c.in, r.send.X+uint64(t)*r.send.XStride+uint64(i*bytesOf(c.in)))
 	}
+	if c.sideBytes > 0 {
+		addSide(x, view[byte](r.send.Scales+uint64(t)*r.send.ScaleStride, c.sideBytes))
+	}
 	if c.in == c.wire {
 		return x
 	}
@@ -42,13 +45,28 @@ func (w *world) wireToken(p, t int) []float32 {
 	return x
 }
 
+// addSide makes opaque scales count, so that one that is lost or swapped shows.
+func addSide(x []float32, side []byte) {
+	for i := range x {
+		x[i] += float32(side[i%len(side)]) / 16
+	}
+}
+
 // expected is the sum for token t of rank p, computed from its ids alone; was is
 // what Out held.
 func (w *world) expected(p, t int, was []float32) []float32 {
 	r, c := w.r[p], &w.c
 	x := w.wireToken(p, t)
 	out := make([]float32, c.hidden)
+	lost := false
+	for _, e := range r.ids[t*c.topK : (t+1)*c.topK] {
+		lost = lost || e >= 0 && w.faults.nan[[2]int{w.place[e], p}]
+	}
 	for i := range out {
+		if lost {
+			out[i] = float32(math.NaN())
+			continue
+		}
 		var total float32
 		if c.atHome {
 			for j := range c.topK {
@@ -88,6 +106,9 @@ func (w *world) decodeRow(addr, side uint64) []float32 {
 		if c.in != c.wire {
 			x[i] *= view[float32](side, i/c.scaleBlock+1)[i/c.scaleBlock]
 		}
+	}
+	if c.sideBytes > 0 {
+		addSide(x, view[byte](side, c.sideBytes))
 	}
 	return x
 }
@@ -150,16 +171,19 @@ func (w *world) outs(p int) [][]float32 {
 	return out
 }
 
-// checkReceived compares counts and padding with the ids; refused ranks sent nothing.
-func (w *world) checkReceived(refused map[int]bool) {
+// checkReceived compares counts and padding with the ids.
+func (w *world) checkReceived() {
 	c := &w.c
 	for q, r := range w.r {
+		if w.faults.received != nil && !w.faults.received(q) {
+			continue
+		}
 		el := int(r.sh.NumLocalExperts)
 		want := make([]int32, el)
 		var rows, picks int
 		for p, src := range w.r {
 			mine := 0
-			if p%c.replicas == q%c.replicas && !refused[p] {
+			if p%c.replicas == q%c.replicas && w.faults.refused[p] == 0 && !w.faults.nan[[2]int{q, p}] {
 				for t := range src.tokens {
 					hit := false
 					for _, e := range src.ids[t*c.topK : (t+1)*c.topK] {
@@ -239,8 +263,7 @@ func (w *world) checkPadding(r *rank, l, from, to int) {
 	}
 }
 
-// checkSides compares the opaque scales of every received row with its source's:
-// found by the token number in the row (rows layout), or by the payload's order.
+// checkOut compares rank p's result with the oracle's, bit for bit.
 func (w *world) checkOut(p int, was [][]float32) {
 	got := w.outs(p)
 	for t := range got {
@@ -254,9 +277,26 @@ func (w *world) checkOut(p int, was [][]float32) {
 	}
 }
 
+// faults is what is to go wrong in a round.
+type faults struct {
+	refused  map[int]uint32   // ranks whose input is refused, with the code
+	code     map[int]uint32   // ranks where dispatch_recv leaves a code
+	nan      map[[2]int]bool  // {q, p}: q returns NaN to p
+	tamper   func()           // runs when all blocks are there, before anyone reads them
+	midway   func()           // runs between dispatch_recv and combine_send
+	received func(q int) bool // nil = check what every rank received
+	abandon  map[int]bool     // ranks that give combine_send no values
+}
+
 // runRound is one whole round with every check.
 func (w *world) runRound() {
 	w.t.Helper()
+	w.runFaultyRound(faults{})
+}
+
+func (w *world) runFaultyRound(f faults) {
+	w.t.Helper()
+	w.faults = f
 	w.poison()
 	was := make([][][]float32, len(w.r))
 	for p := range w.r {
@@ -267,25 +307,37 @@ func (w *world) runRound() {
 		w.t.Fatal("overflow")
 	}
 	w.sync()
-	for p, r := range w.r {
-		if st := r.status(); st.Code != abi.CodeOK {
-			w.t.Fatalf("rank %d: status %+v", p, st)
-		}
-	}
-	w.checkReceived(nil)
+	w.checkCodes()
+	w.checkReceived()
 	w.runExperts()
+	if f.midway != nil {
+		f.midway()
+	}
 	w.launchCombine()
 	w.deliverCombine()
 	w.sync()
+	w.checkCodes()
 	for p, r := range w.r {
-		if st := r.status(); st.Code != abi.CodeOK {
-			w.t.Fatalf("rank %d: status %+v", p, st)
-		}
 		if got := word(r.sl.Round).Load(); got != w.round+1 {
 			w.t.Fatalf("rank %d: round word is %d after round %d", p, got, w.round)
 		}
-		w.checkOut(p, was[p])
+		if f.refused[p] == 0 {
+			w.checkOut(p, was[p])
+		}
 	}
 	w.a.check(w.t)
 	w.round++
+}
+
+func (w *world) checkCodes() {
+	w.t.Helper()
+	for p, r := range w.r {
+		want := w.faults.refused[p]
+		if want == 0 {
+			want = w.faults.code[p]
+		}
+		if st := r.status(); st.Code != want || st.Code != 0 && st.Round != w.round {
+			w.t.Fatalf("round %d rank %d: status %+v, want code %d", w.round, p, st, want)
+		}
+	}
 }

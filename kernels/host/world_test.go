@@ -104,6 +104,8 @@ type world struct {
 	round uint64
 	place []int // rank of expert
 	local []int
+
+	faults faults // of the round
 }
 
 func bytesOf(t abi.DType) int { return int(elemBytes(t)) }

@@ -14,16 +14,24 @@ import (
 func BlockE4M3(dst []byte, x []float32) float32 {
 	dst = dst[:len(x)]
 	amax, done := asmAmax(x)
-	amax = max(amax, absMax(x[done:]))
+	scale := scaleOf(max(amax, absMax(x[done:])))
+	done = asmE4M3(dst, x, scale)
+	e4m3(dst[done:], x[done:], scale)
+	return scale
+}
+
+func scaleOf(amax float32) float32 {
 	scale := amax / numeric.MaxE4M3
 	if scale == 0 { // also when the quotient is below the smallest float32
-		scale = 1
-	}
-	done = asmE4M3(dst, x, scale)
-	for i := done; i < len(x); i++ {
-		dst[i] = numeric.Float32ToE4M3(x[i] / scale)
+		return 1
 	}
 	return scale
+}
+
+func e4m3(dst []byte, x []float32, scale float32) {
+	for i, f := range x {
+		dst[i] = numeric.Float32ToE4M3(f / scale)
+	}
 }
 
 func absMax(x []float32) float32 {
@@ -40,7 +48,7 @@ func absMax(x []float32) float32 {
 // WidenBF16 writes the elements of src, bfloat16, to dst.
 func WidenBF16(dst []float32, src []byte) {
 	src = src[:2*len(dst)]
-	for i := range dst {
+	for i := asmWidenBF16(dst, src); i < len(dst); i++ {
 		dst[i] = numeric.BF16ToFloat32(binary.LittleEndian.Uint16(src[2*i:]))
 	}
 }
@@ -48,7 +56,7 @@ func WidenBF16(dst []float32, src []byte) {
 // WidenFP16 writes the elements of src, IEEE binary16, to dst.
 func WidenFP16(dst []float32, src []byte) {
 	src = src[:2*len(dst)]
-	for i := range dst {
+	for i := asmWidenFP16(dst, src); i < len(dst); i++ {
 		dst[i] = numeric.FP16ToFloat32(binary.LittleEndian.Uint16(src[2*i:]))
 	}
 }
