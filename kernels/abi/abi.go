@@ -82,7 +82,9 @@ const (
 const MaxRanks = 1024
 
 // Status is what a stage leaves behind; one per slot. The first fault of a round
-// stays until the next dispatch_send clears it.
+// stays until the next dispatch_send clears it. Round is set by dispatch_send also
+// when nothing is wrong: the combine stages of a round that has ended meanwhile
+// (Control.Overflow) know by it that they have nothing to do.
 type Status struct {
 	_     structs.HostLayout
 	Code  uint32
@@ -113,6 +115,17 @@ type Control struct {
 	_               [7]uint64
 	Stop            uint64 // not 0: every wait ends with CodeStopped
 	_               [7]uint64
+	Overflow        uint64 // dispatch_recv ends that round with CodeOverflow on every rank
+	_               [7]uint64
+}
+
+// Source is what dispatch_recv keeps of each source for combine_send.
+type Source struct {
+	_          structs.HostLayout
+	Rows       uint32 // rows to read; 0 when its block, or the round here, was refused
+	ReturnRows uint32 // rows that it is sent back: Rows, or its picks when ReduceAtHome
+	Faulty     uint32 // 1: every returned value is NaN, its rows are not read
+	_          uint32
 }
 
 // Header starts each block. It is followed by NumLocalExperts(peer) uint32
@@ -200,10 +213,14 @@ type Slot struct {
 	Send         uint64    // NumRanks blocks of SendStride: block q goes to q
 	ReturnSend   uint64    // NumRanks blocks of ReturnSendStride: block s goes back to s
 	// PeerWindow is the address of uint64[2][NumRanks]: where this rank's block lies in the
-	// window of each rank that it stores to directly (itself always), 0 for the others.
+	// window of each other rank that it stores to directly, 0 for the rest. The entry of
+	// this rank is not read: its block for itself stays in Send, where dispatch_recv and
+	// combine_send read it. Direct stores go both ways or not at all, and not on the
+	// exact path, whose windows cannot hold a block: there all entries are 0.
 	PeerWindow uint64
 	// PeerReturn is the address of uint64[NumRanks]: this rank's block in the return
-	// window of each such rank.
+	// window of each other rank that it returns rows to directly, 0 for the rest. The
+	// entry of this rank is not read.
 	PeerReturn uint64
 	// PeerDispatchFlag is the address of uint64[2][NumRanks], PeerCombineFlag of
 	// uint64[NumRanks]: the flag words of this rank in each such rank's DirectDispatch
@@ -227,8 +244,11 @@ type Slot struct {
 	// n, then n pairs (rank, row in that rank's return block): ranks ascending, or picks in order when ReduceAtHome.
 	Home        uint64
 	HomeWeights uint64 // float32[MaxTokens][TopK]: weight of pair j when ReduceAtHome
-	Before      uint64 // uint32[NumRanks][NumLocalExperts]: picks of lower sources, by dispatch_recv
+	Before      uint64 // uint32[NumRanks+1][NumLocalExperts]: picks of lower sources, by dispatch_recv; the last row is the totals
 	PickStart   uint64 // uint32[MaxRecvRows+1]: first output row of each received row (rows layout)
+	Sources     uint64 // Source[NumRanks], by dispatch_recv for combine_send
+	ExpertRank  uint64 // uint32[NumExperts]: rank of each physical expert
+	ExpertLocal uint64 // uint32[NumExperts]: its number on that rank
 }
 
 // DispatchSendParams: counts, then blocks, then words, in that order; peers that

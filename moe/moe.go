@@ -1,0 +1,318 @@
+// Package moe is moerail's interface for a serving stack: a Communicator carries
+// the tokens of one rank to their experts and brings the weighted results back.
+//
+//	c, err := moe.New(ctx, cfg)           // once, on every rank
+//	b, err := c.Dispatch(slot, input)     // rows of all ranks for this rank's experts
+//	... run the experts on b.X into b.Y ...
+//	err = c.Combine(slot, nil, 0, out, 0) // sums for this rank's own tokens
+//
+// A slot is one micro-batch in flight. The calls of one slot come from one
+// goroutine at a time and in order: DispatchSend, DispatchRecv, CombineSend,
+// CombineRecv (Dispatch and Combine are pairs of them); different slots are
+// independent. Every call that waits has a deadline.
+//
+// The package wires the layers below and holds no algorithm: routing has the
+// arithmetic, dispatch and combine the proxy's halves, kernels the device's
+// stages, transport/engine the wire.
+package moe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"moerail/internal/mem"
+	"moerail/kernels"
+	"moerail/moe/routing"
+	"moerail/peergroup"
+	"moerail/transport"
+	"moerail/transport/engine"
+)
+
+// Communicator is one rank's end of a group of ranks that exchange tokens.
+type Communicator struct {
+	cfg   Config
+	plan  *routing.Plan
+	rank  int
+	ranks int
+
+	engine        *engine.Engine
+	ownEngine     bool
+	device        kernels.Device
+	inbox, outbox transport.Memory
+	route         transport.Memory
+	regions       []*engine.Region
+	groups        []*engine.PeerGroup
+	imms          *peergroup.ImmSpace
+	base          transport.Imm
+	claim         *engine.ImmClaim
+	tables        tables
+	direct        []bool
+	slots         []*slot
+	proxy         *proxy
+	barrier       *barrier
+
+	epoch   time.Time
+	failure atomic.Pointer[RoundError] // sticky: the first error of a wait, or of the fabric
+	stop    chan struct{}
+	watched sync.WaitGroup
+
+	closing  sync.Once
+	closeErr error
+}
+
+// Rank is this rank's number, Ranks how many there are.
+func (c *Communicator) Rank() int  { return c.rank }
+func (c *Communicator) Ranks() int { return c.ranks }
+
+// LocalExperts are the physical experts of this rank, in its own order.
+func (c *Communicator) LocalExperts() []int32 { return c.plan.LocalExperts[c.rank] }
+
+// Path is how rows reach a rank.
+type Path struct {
+	To   int
+	Name string // self, direct (this rank stores into its memory), or the fabric's name
+}
+
+// Paths lists how this rank's rows reach each rank.
+func (c *Communicator) Paths() []Path {
+	out := make([]Path, c.ranks)
+	for q := range out {
+		out[q] = Path{To: q, Name: c.cfg.fabricName()}
+		switch {
+		case q == c.rank:
+			out[q].Name = "self"
+		case c.direct[q]:
+			out[q].Name = "direct"
+		}
+	}
+	return out
+}
+
+func (c *Config) fabricName() string {
+	if c.Provider != nil {
+		return c.Provider.Name()
+	}
+	return "fabric"
+}
+
+// fail makes err the communicator's error, if it is the first, and ends every
+// wait of every slot.
+func (c *Communicator) fail(err *RoundError) {
+	if !c.failure.CompareAndSwap(nil, err) {
+		return
+	}
+	c.endWaits()
+}
+
+func (c *Communicator) endWaits() {
+	for _, s := range c.slots {
+		s.ctl.Abort.Store(s.round.Load() + 1)
+		s.stream.Notify()
+	}
+}
+
+// failed is the sticky error as an error, or nil.
+func (c *Communicator) failed() error {
+	if f := c.failure.Load(); f != nil {
+		return f
+	}
+	return nil
+}
+
+// Outstanding is the number of operations posted and not completed; it is zero
+// between rounds. After Close it is zero.
+func (c *Communicator) Outstanding() int {
+	n := 0
+	_ = c.engine.Call(func(*engine.Worker) {
+		for _, s := range c.slots {
+			for _, t := range s.trackers {
+				n += t.Outstanding()
+			}
+		}
+		n += c.barrier.tracker.Outstanding()
+	})
+	return n
+}
+
+// Close releases everything. It is not collective: peers notice at their next
+// wait. Closing twice, in any order among ranks and with rounds under way is fine.
+func (c *Communicator) Close() error {
+	c.closing.Do(func() { c.closeErr = c.close() })
+	return c.closeErr
+}
+
+func (c *Communicator) close() error {
+	c.failure.CompareAndSwap(nil, &RoundError{Code: CodeClosed, Phase: PhaseClose, Token: -1, Pick: -1, What: "the communicator is closed"})
+	var errs []error
+	note := func(err error) {
+		if err != nil && !errors.Is(err, engine.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	close(c.stop)
+	c.watched.Wait()
+	for _, s := range c.slots {
+		s.ctl.Stop.Store(1)
+	}
+	for _, s := range c.slots {
+		if s.stream != nil {
+			note(s.stream.Close())
+		}
+	}
+	if c.proxy != nil {
+		note(c.engine.Detach(c.proxy))
+	}
+	if c.claim != nil {
+		note(c.claim.Release())
+		note(c.imms.Free(c.base))
+	}
+	if c.ownEngine && c.engine != nil {
+		// Nothing reads or writes the memory once the domains are closed.
+		note(c.engine.Close())
+	} else if c.engine != nil {
+		c.drain()
+		for _, g := range c.groups {
+			note(g.Close())
+		}
+		for _, r := range c.regions {
+			note(r.Close())
+		}
+	}
+	for _, s := range c.slots {
+		for _, err := range s.free() {
+			note(err)
+		}
+	}
+	for _, m := range []transport.Memory{c.inbox, c.outbox, c.route} {
+		if m.Host != nil {
+			note(c.cfg.free(c.engine, m))
+		}
+	}
+	note(mem.Free(c.tables.memory))
+	return errors.Join(errs...)
+}
+
+// drainLimit bounds how long Close waits for posted writes to complete on an
+// engine that lives on.
+const drainLimit = time.Second
+
+// drain waits until the shared engine has finished what this communicator
+// posted, so that its memory can go.
+func (c *Communicator) drain() {
+	for end := time.Now().Add(drainLimit); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if c.Outstanding() == 0 {
+			break
+		}
+	}
+	_ = c.engine.Call(func(w *engine.Worker) {
+		for _, s := range c.slots {
+			for _, t := range s.trackers {
+				_ = w.FreeTracker(t)
+			}
+		}
+		if c.barrier != nil {
+			_ = w.FreeTracker(c.barrier.tracker)
+		}
+	})
+}
+
+func (c *Config) free(e *engine.Engine, m transport.Memory) error {
+	if c.Provider != nil {
+		return c.Provider.Free(m)
+	}
+	return e.Free(m)
+}
+
+// watch ends waits whose deadline has passed. One goroutine a communicator, so
+// that the hot path never touches a timer.
+func (c *Communicator) watch() {
+	defer c.watched.Done()
+	least := min(c.cfg.Deadline, c.cfg.FirstDeadline)
+	t := time.NewTicker(min(max(least/20, time.Millisecond), 100*time.Millisecond))
+	defer t.Stop()
+	for {
+		select {
+		case <-c.stop:
+			return
+		case <-t.C:
+		}
+		for _, s := range c.slots {
+			c.checkDeadline(s)
+		}
+	}
+}
+
+func (c *Communicator) limit(round uint64) time.Duration {
+	if round == c.cfg.FirstRound {
+		return c.cfg.FirstDeadline
+	}
+	return c.cfg.Deadline
+}
+
+func (c *Communicator) checkDeadline(s *slot) {
+	since := s.waiting.Load()
+	if since == 0 || int64(time.Since(c.epoch))-since < int64(c.limit(s.round.Load())) {
+		return
+	}
+	_ = c.engine.Call(func(*engine.Worker) {
+		if s.waiting.Load() != since {
+			return // it came just now
+		}
+		ph := phase(s.waitPhase.Load())
+		err := &RoundError{Code: CodeDeadline, Phase: phaseName(ph), Round: s.round.Load(), Token: -1, Pick: -1}
+		err.Ranks = c.late(s, ph)
+		err.What = fmt.Sprintf("deadline of %v passed", c.limit(err.Round))
+		if len(err.Ranks) > 0 {
+			err.What += ", waiting for " + ranksText(err.Ranks)
+		} else {
+			err.What += ", waiting for this rank's own device or completions"
+			err.Ranks = []int{c.rank}
+		}
+		c.fail(err)
+	})
+}
+
+// late lists the ranks that a wait of slot s is for. Worker thread.
+func (c *Communicator) late(s *slot, ph phase) []int {
+	var late []int
+	if ph == phaseSent {
+		late = s.dispatch.Late(nil)
+	} else {
+		late = s.combine.Late(nil)
+	}
+	for q := range c.ranks {
+		if c.direct[q] && q != c.rank && c.directLate(s, ph, q) {
+			late = append(late, q)
+		}
+	}
+	return late
+}
+
+// directLate looks at the flag word of a rank that stores here itself.
+func (c *Communicator) directLate(s *slot, ph phase, q int) bool {
+	round := s.round.Load()
+	if ph == phaseSent {
+		return mem.Word64(c.inbox.Host, c.plan.DirectDispatchOffset(s.index, int(round&1), q)).Load() < round+1
+	}
+	return s.owed(q) > 0 && mem.Word64(c.inbox.Host, c.plan.DirectCombineOffset(s.index, q)).Load() < round+1
+}
+
+func phaseName(p phase) string {
+	switch p {
+	case phaseSent:
+		return PhaseDispatchRecv
+	case phaseReceived:
+		return PhaseCombineSend
+	default:
+		return PhaseCombineRecv
+	}
+}
+
+// deadlineContext bounds a set-up step.
+func (c *Config) deadlineContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, c.SetupDeadline)
+}

@@ -1,0 +1,166 @@
+package moe
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"moerail/combine"
+	"moerail/dispatch"
+	"moerail/moe/routing"
+	"moerail/transport"
+	"moerail/transport/engine"
+)
+
+// proxy is the poller of one communicator on its engine's worker: it lets both
+// halves of every slot do what can be done, and turns immediates into arrivals.
+type proxy struct {
+	c        *Communicator
+	meanings []routing.Meaning
+	ranks    uint32
+	halted   bool // after a failure it posts nothing more
+
+	// now is the time of this worker turn, read at most once, by the first arrival.
+	now time.Duration
+
+	steps, busyNanos, posts atomic.Uint64
+	wait                    []sourceWait // by slot and parity
+	waited                  []atomic.Uint64
+}
+
+// sourceWait is when the first block of a round came.
+type sourceWait struct {
+	first time.Duration
+	count int
+}
+
+func newProxy(c *Communicator) *proxy {
+	return &proxy{c: c, meanings: c.plan.Meanings(), ranks: uint32(c.ranks),
+		wait: make([]sourceWait, 2*c.plan.Slots), waited: make([]atomic.Uint64, c.ranks)}
+}
+
+// Poll is the worker's turn.
+func (p *proxy) Poll(w *engine.Worker) (busy bool) {
+	p.now = 0
+	for _, s := range p.c.slots {
+		round := s.combine.Round()
+		if p.halted || !s.dispatch.Pending() && !s.combine.Pending(s.dispatch.Posted(round)) {
+			continue
+		}
+		start := time.Now()
+		p.step(w, s)
+		p.steps.Add(1)
+		p.busyNanos.Add(uint64(time.Since(start)))
+		busy = true
+	}
+	return busy
+}
+
+func (p *proxy) step(w *engine.Worker, s *slot) {
+	if _, err := s.dispatch.Step(w); err != nil {
+		p.fail(s, PhaseDispatchSend, err)
+		return
+	}
+	round := s.combine.Round()
+	if s.dispatch.Overflowing(round) {
+		s.combine.Skip()
+	} else if _, err := s.combine.Step(w, s.dispatch.Posted(round)); err != nil {
+		p.fail(s, PhaseCombineSend, err)
+		return
+	}
+	for i, t := range s.trackers {
+		if err := t.Err(); err != nil {
+			p.fail(s, [...]string{PhaseDispatchSend, PhaseCombineSend}[i], err)
+			return
+		}
+	}
+	s.stream.Notify()
+}
+
+// HandleImm takes one immediate of the communicator's range.
+func (p *proxy) HandleImm(index uint32) {
+	kind, src := index/p.ranks, int(index%p.ranks)
+	if kind >= uint32(len(p.meanings)) {
+		p.c.barrier.arrived(src)
+		return
+	}
+	m := p.meanings[kind]
+	s := p.c.slots[m.Slot]
+	var err error
+	if m.Kind == routing.KindCombine {
+		err = s.combine.Arrived(src)
+	} else {
+		err = s.dispatch.Arrived(m, src)
+		if m.Kind == routing.KindDispatch {
+			p.noteArrival(m, src, s)
+		}
+	}
+	if err != nil {
+		p.fail(s, PhaseDispatchRecv, err)
+	}
+}
+
+// noteArrival adds up how long after the first block of a round each other came:
+// a source that is always late is a slow node.
+func (p *proxy) noteArrival(m routing.Meaning, src int, s *slot) {
+	if p.now == 0 {
+		p.now = time.Since(p.c.epoch)
+	}
+	w := &p.wait[2*int(m.Slot)+int(m.Parity)]
+	if w.count == 0 {
+		w.first = p.now
+	}
+	p.waited[src].Add(uint64(p.now - w.first))
+	if w.count++; w.count >= s.dispatch.Remote() {
+		w.count = 0
+	}
+}
+
+// fail makes err sticky; the slot's round is the one it happened in.
+func (p *proxy) fail(s *slot, phase string, err error) {
+	p.halted = true
+	re := &RoundError{Code: CodeTransport, Phase: phase, Round: s.round.Load(), Token: -1, Pick: -1, Err: err, What: "the fabric failed"}
+	var te *engine.TransferError
+	var df *dispatch.FaultError
+	var cf *combine.FaultError
+	var rows *routing.BadRowCountError
+	switch {
+	case errors.As(err, &te):
+		if te.Entry >= 0 {
+			re.Ranks = []int{te.Entry}
+		}
+		if errors.Is(err, transport.ErrPeerLost) {
+			re.Code, re.What = CodePeerLost, fmt.Sprintf("%s is lost", ranksText(re.Ranks))
+		}
+	case errors.As(err, &df):
+		re.Ranks = []int{df.Rank}
+	case errors.As(err, &cf):
+		re.Ranks = []int{cf.Rank}
+	case errors.As(err, &rows):
+		re.Ranks = []int{rows.From}
+	default:
+		re.Ranks = []int{p.c.rank}
+	}
+	p.c.fail(re)
+}
+
+// barrier counts the empty immediates of Communicator.Barrier.
+type barrier struct {
+	tracker *engine.Tracker
+	got     []uint64 // worker
+	entered uint64   // barriers this rank has entered; its user's
+	passed  atomic.Uint64
+	me      int
+}
+
+func (b *barrier) arrived(src int) {
+	b.got[src]++
+	least := b.got[src]
+	for q, n := range b.got {
+		if q != b.me {
+			least = min(least, n)
+		}
+	}
+	b.passed.Store(least)
+}

@@ -1,0 +1,142 @@
+package engine
+
+import (
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// PollPolicy says what an idle worker does. A turn is one look at everything.
+// The zero value takes the defaults.
+type PollPolicy struct {
+	// Spin is the number of idle turns in a row with nothing in between; default
+	// 2000 for a pinned worker and 20 for an ordinary goroutine, which shares its
+	// core. -1 means none.
+	Spin int
+	// Yield is the number of further turns with a yield in between; default 200.
+	// -1 means none.
+	Yield int
+	// OSYield adds sched_yield to each yield, for machines where more pinned
+	// workers of several processes than cores must make progress.
+	OSYield bool
+	// MaxPark bounds a park while something can only be found by looking: an
+	// attached poller, a domain without transport.Waker, a full queue. Default
+	// 100 us, at most 1 s. Without such a thing a worker parks until woken.
+	MaxPark time.Duration
+	// NoPark keeps the worker yielding for ever.
+	NoPark bool
+}
+
+const maxMaxPark = time.Second
+
+func (p PollPolicy) withDefaults(pinned bool) PollPolicy {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		} else if *v < 0 {
+			*v = 0
+		}
+	}
+	spin := 20
+	if pinned {
+		spin = 2000
+	}
+	def(&p.Spin, spin)
+	def(&p.Yield, 200)
+	if p.MaxPark == 0 {
+		p.MaxPark = 100 * time.Microsecond
+	}
+	return p
+}
+
+// A busy worker yields this often, so that workers that outnumber the cores all
+// move on.
+const busyTurnsPerYield = 64
+
+func (w *Worker) yield() {
+	runtime.Gosched()
+	if w.e.cfg.Poll.OSYield {
+		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
+}
+
+// loop is the life of the worker between start and shutdown.
+func (w *Worker) loop() {
+	p := w.e.cfg.Poll
+	idle, busy := 0, 0
+	for !w.e.stop.Load() {
+		if w.turn() {
+			idle = 0
+			if busy++; busy%busyTurnsPerYield == 0 {
+				w.yield()
+			}
+			continue
+		}
+		switch idle++; {
+		case idle <= p.Spin:
+		case idle <= p.Spin+p.Yield || p.NoPark:
+			w.yield()
+		default:
+			if w.park() {
+				idle = 0
+			} else {
+				idle = p.Spin + p.Yield // look once, then park again
+			}
+		}
+	}
+}
+
+// park sleeps until Wake or, where nobody would call it, for MaxPark. It tells
+// whether there is reason to look closely.
+func (w *Worker) park() bool {
+	e := w.e
+	e.parked.Store(true)
+	// Whoever handed something over before the store did not see a parked worker.
+	if w.turn() || e.stop.Load() {
+		e.parked.Store(false)
+		return true
+	}
+	e.stats.parks.Add(1)
+	var woken bool
+	if w.mustLook() {
+		w.timer.Reset(e.cfg.Poll.MaxPark)
+		select {
+		case <-e.wake:
+			woken = true
+		case <-w.timer.C:
+		}
+		w.timer.Stop()
+	} else {
+		<-e.wake
+		woken = true
+	}
+	e.parked.Store(false)
+	return woken
+}
+
+// mustLook reports whether work can appear without a Wake.
+func (w *Worker) mustLook() bool {
+	for _, n := range w.nics {
+		if n.failed == nil && (!n.wakes || n.queued()) {
+			return true
+		}
+	}
+	for _, p := range w.pollers {
+		if s, ok := p.(Sleeper); !ok || !s.MaySleep() {
+			return true
+		}
+	}
+	return false
+}
+
+// Wake rouses a parked worker. It costs one load when the worker is not parked.
+func (e *Engine) Wake() {
+	if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
+		e.stats.wakes.Add(1)
+		select {
+		case e.wake <- struct{}{}:
+		default:
+		}
+	}
+}
