@@ -41,56 +41,10 @@ func Alloc(size uint64) (transport.Memory, error) {
 	return transport.Memory{Host: b[:size:n], FD: -1, Size: size}, nil
 }
 
-// AllocShared maps size bytes of a new memfd, so that the descriptor can be
-// handed to another process. Free closes it.
-func AllocShared(name string, size uint64) (transport.Memory, error) {
-	if size == 0 || size > MaxBytes {
-		return transport.Memory{}, fmt.Errorf("%w: %d bytes, want 1 to %d", ErrSize, size, uint64(MaxBytes))
-	}
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
-	if err != nil {
-		return transport.Memory{}, fmt.Errorf("mem: memfd_create: %w", err)
-	}
-	n := roundUp(size, uint64(unix.Getpagesize()))
-	if err := unix.Ftruncate(fd, int64(n)); err != nil {
-		unix.Close(fd)
-		return transport.Memory{}, fmt.Errorf("mem: set memfd to %d bytes: %w", n, err)
-	}
-	b, err := MapShared(fd, 0, size)
-	if err != nil {
-		unix.Close(fd)
-		return transport.Memory{}, err
-	}
-	return transport.Memory{Host: b, FD: fd, Size: size}, nil
-}
-
-// MapShared maps size bytes at offset off (a multiple of the page size) of a
-// shared object. The mapping outlives fd; Unmap ends it.
-func MapShared(fd int, off, size uint64) ([]byte, error) {
-	page := uint64(unix.Getpagesize())
-	if size == 0 || size > MaxBytes || off > MaxBytes || off%page != 0 {
-		return nil, fmt.Errorf("%w: %d bytes at offset %d", ErrSize, size, off)
-	}
-	n := roundUp(size, page)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("mem: fstat: %w", err)
-	}
-	// A mapping beyond the object's end would fault when touched.
-	if st.Size < 0 || uint64(st.Size) < off+size {
-		return nil, fmt.Errorf("%w: %d bytes at %d of an object of %d bytes", ErrSize, size, off, st.Size)
-	}
-	b, err := unix.Mmap(fd, int64(off), int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
-	if err != nil {
-		return nil, fmt.Errorf("mem: map %d shared bytes: %w", n, err)
-	}
-	return b[:size:n], nil
-}
-
-// Unmap ends a mapping made by MapShared.
+// Unmap ends a mapping made by MapShared or MapReadOnly.
 func Unmap(b []byte) error { return unix.Munmap(b[:cap(b)]) }
 
-// Free unmaps what Alloc or AllocShared returned and closes its descriptor.
+// Free unmaps what Alloc, AllocShared or AllocPublished returned and closes its descriptor.
 func Free(m transport.Memory) error {
 	if m.Host == nil {
 		return nil

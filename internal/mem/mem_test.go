@@ -85,3 +85,49 @@ func TestWordsCheckBoundsAndAlignment(t *testing.T) {
 		}()
 	}
 }
+
+func TestSharedMemoryCannotShrinkAndPublishedCannotBeWritten(t *testing.T) {
+	m, err := AllocShared("t", 8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Free(m)
+	if err := CheckSealed(m.FD); err != nil {
+		t.Error(err)
+	}
+	if err := unix.Ftruncate(m.FD, 4096); err == nil {
+		t.Error("a sealed object shrank")
+	}
+	p, err := AllocPublished("t", 8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Free(p)
+	if seals, _ := unix.FcntlInt(uintptr(p.FD), unix.F_GET_SEALS, 0); seals&fSealFutureWrite != 0 {
+		if b, err := MapShared(p.FD, 0, 4096); err == nil {
+			Unmap(b)
+			t.Error("published memory could be mapped for writing")
+		}
+	}
+	ro, err := MapReadOnly(p.FD, 4096, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Unmap(ro)
+	Word64(p.Host, 4096).Store(9)
+	if got := Word64(ro, 0).Load(); got != 9 {
+		t.Errorf("read-only mapping reads %d", got)
+	}
+
+	bare, err := unix.MemfdCreate("t", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(bare)
+	if err := CheckSealed(bare); !errors.Is(err, ErrUnsealed) {
+		t.Errorf("unsealed memfd: %v", err)
+	}
+	if err := CheckSealed(-1); err == nil {
+		t.Error("descriptor -1 counted as sealed")
+	}
+}
