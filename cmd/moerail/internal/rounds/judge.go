@@ -51,9 +51,9 @@ func (j *judge) round(r *rank, slot, round int) {
 }
 
 func (j *judge) row(r *rank, slot, round, t int) {
-	i, k := round%len(r.routes.ids), r.opt.TopK
+	k := r.opt.TopK
 	got := r.out[slot][t*r.outRow : (t+1)*r.outRow]
-	err := j.check.Row(got, r.load.token(r.owner, round, t), r.routes.ids[i][t*k:(t+1)*k], r.routes.weights[i][t*k:(t+1)*k])
+	err := j.check.Row(got, r.load.token(r.owner, round, t), r.ids[slot][t*k:(t+1)*k], r.weights[slot][t*k:(t+1)*k])
 	j.rows++
 	if err == nil {
 		return

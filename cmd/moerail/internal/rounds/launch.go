@@ -3,6 +3,7 @@ package rounds
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -69,23 +70,23 @@ func InProcess(ctx context.Context, o *Options, progress Progress) ([]*RankResul
 }
 
 // OneRank makes this process rank g.Rank() and returns all results on rank 0,
-// nil elsewhere, and whether this rank itself failed. The error is about set-up
-// or about handing in the results.
-func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progress) (results []*RankResult, failed bool, err error) {
+// nil elsewhere; own is why this rank's own rounds failed or were wrong. err is
+// about set-up or about handing in the results.
+func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progress) (results []*RankResult, own, err error) {
 	m, err := newModel(o)
 	if err != nil {
-		return nil, true, err
+		return nil, nil, err
 	}
 	if err := sameHost(ctx, o, g); err != nil {
-		return nil, true, err
+		return nil, nil, err
 	}
 	provider, err := o.providers()
 	if err != nil {
-		return nil, true, err
+		return nil, nil, err
 	}
 	r, err := open(ctx, o, m, g, provider(g.Rank()), nil)
 	if err != nil {
-		return nil, true, err
+		return nil, nil, err
 	}
 	defer r.comm.Close()
 	r.barrier = fabricBarrier(ctx, r.comm, time.Duration(o.Deadline))
@@ -101,9 +102,12 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 	defer cancel()
 	results, gatherErr := gatherResults(gather, g, res)
 	if gatherErr != nil {
-		return nil, true, errors.Join(err, gatherErr)
+		return nil, nil, errors.Join(err, gatherErr)
 	}
-	return results, res.Error != "" || res.Wrong > 0, nil
+	if err == nil && res.Wrong > 0 {
+		err = fmt.Errorf("not verified: %s", res.WrongFirst)
+	}
+	return results, err, nil
 }
 
 // open makes a rank's communicator and everything its loop needs.
@@ -126,7 +130,7 @@ func open(ctx context.Context, o *Options, m *model, g peergroup.Group, p transp
 func (res *RankResult) fail(ctx context.Context, err error) {
 	res.Abandoned = errors.Is(err, errAbandoned) || moe.CodeOf(err) == moe.CodeClosed
 	if ctx.Err() != nil {
-		err = errors.New("interrupted")
+		err = errInterrupted
 	}
 	res.Error = err.Error()
 }

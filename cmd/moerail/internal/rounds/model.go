@@ -1,13 +1,12 @@
 package rounds
 
 import (
-	"fmt"
 	"math"
-	"os"
 	"time"
 
 	"moerail/cmd/moerail/internal/affine"
 	"moerail/internal/reference"
+	"moerail/internal/workload"
 	"moerail/moe"
 )
 
@@ -15,27 +14,17 @@ import (
 // with them. All ranks of a process share one; it is immutable.
 type model struct {
 	load        *payload
-	routing     Routing
+	routing     workload.Source
 	placement   [][]int32 // physical experts per rank
 	given       [][]int32 // as passed to the runtime, nil is consecutive
 	scale, bias []float32 // per physical expert
 }
 
-// Routing deals the picks.
-type Routing interface {
-	// Fill writes the picks of one rank's tokens in one round: ids and weights
-	// are [tokens, TopK], row-major.
-	Fill(rank, round int, ids []int32, weights []float32)
-}
-
 func newModel(o *Options) (*model, error) {
-	m := &model{load: newPayload(o)}
+	m := &model{load: newPayload(o), routing: o.source}
 	var err error
-	if m.routing, err = openRouting(o); err != nil {
-		return nil, &OptionError{"routing", err.Error()}
-	}
 	if o.Placement != "" {
-		if m.given, err = readPlacement(o.Placement, o.Ranks); err != nil {
+		if m.given, err = workload.ReadPlacement(o.Placement, o.Ranks, o.Experts); err != nil {
 			return nil, &OptionError{"placement", err.Error()}
 		}
 	}
@@ -100,45 +89,4 @@ func (m *model) reference(o *Options) (reference.Config, error) {
 	}
 	c.OutDType, err = reference.ParseDType(o.OutDType)
 	return c, err
-}
-
-// routes are one rank's picks for a number of rounds, which then repeat with
-// other tokens: dealing them is not part of a round.
-type routes struct {
-	topK    int
-	ids     [][]int32
-	weights [][]float32
-}
-
-const distinctRoutes = 32
-
-func newRoutes(r Routing, o *Options, owner, tokens int) *routes {
-	s := &routes{topK: o.TopK}
-	for i := range min(distinctRoutes, o.steps(o.Rounds)*o.Slots) {
-		ids, weights := make([]int32, tokens*o.TopK), make([]float32, tokens*o.TopK)
-		r.Fill(owner, i, ids, weights)
-		s.ids, s.weights = append(s.ids, ids), append(s.weights, weights)
-	}
-	return s
-}
-
-func (s *routes) input(load *payload, owner, round, n int) moe.Input {
-	i := round % len(s.ids)
-	return moe.Input{X: load.tokens(owner, round, n), IDs: s.ids[i], Weights: s.weights[i], NumTokens: n}
-}
-
-func readPlacement(file string, ranks int) ([][]int32, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	p, err := decodePlacement(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	if len(p) != ranks {
-		return nil, fmt.Errorf("%s: has %d ranks, there are %d", file, len(p), ranks)
-	}
-	return p, nil
 }

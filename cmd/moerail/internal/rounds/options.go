@@ -2,8 +2,10 @@ package rounds
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
+	"moerail/internal/workload"
 	"moerail/moe"
 	"moerail/moe/routing"
 )
@@ -16,7 +18,7 @@ type Options struct {
 	Experts      int      `json:"experts"`
 	TopK         int      `json:"top_k"`
 	Hidden       int      `json:"hidden"`
-	Tokens       []int    `json:"tokens"` // per rank; one entry stands for all
+	Tokens       []int    `json:"tokens"` // per rank; before Resolve one stands for all, none for what the routing holds, or 128
 	DType        string   `json:"dtype"`
 	OutDType     string   `json:"out_dtype"`
 	Layout       string   `json:"layout"`
@@ -35,6 +37,8 @@ type Options struct {
 	Launch       string   `json:"launch"`
 	Deadline     Duration `json:"deadline"`
 	Verify       string   `json:"verify"`
+
+	source workload.Source // from Resolve
 }
 
 // Duration is a time.Duration that reads and writes as "10s".
@@ -53,7 +57,7 @@ func (d *Duration) UnmarshalText(text []byte) error {
 // Defaults are the values of flags not given.
 func Defaults() Options {
 	return Options{
-		Ranks: 8, Experts: 256, TopK: 8, Hidden: 7168, Tokens: []int{128},
+		Ranks: 8, Experts: 256, TopK: 8, Hidden: 7168,
 		DType: "bf16", OutDType: "bf16", Layout: "grouped", Reduce: "expert", Routing: "uniform",
 		Replicas: 1, Slots: 1, NICs: 1, Rounds: 100, Warmup: 10, Seed: 1,
 		Fabric: "auto", Device: "auto", Launch: "inproc", Deadline: Duration(10 * time.Second), Verify: "all",
@@ -64,8 +68,9 @@ func Defaults() Options {
 const ScaleBlock = 128
 
 const (
-	maxRounds   = 1 << 20
-	maxDeadline = time.Hour
+	defaultTokens = 128
+	maxRounds     = 1 << 20
+	maxDeadline   = time.Hour
 )
 
 // OptionError is an option that cannot be. It names the flag.
@@ -93,22 +98,6 @@ func (o *Options) Resolve() error {
 	} {
 		if r.value < r.least || r.value > r.most {
 			return bad(r.flag, "is %d, allowed are %d to %d", r.value, r.least, r.most)
-		}
-	}
-	if len(o.Tokens) == 1 {
-		for len(o.Tokens) < o.Ranks {
-			o.Tokens = append(o.Tokens, o.Tokens[0])
-		}
-	}
-	if len(o.Tokens) != o.Ranks {
-		return bad("tokens", "names %d ranks, there are %d", len(o.Tokens), o.Ranks)
-	}
-	for p, n := range o.Tokens {
-		if n < 0 || n > routing.MaxTokens {
-			return bad("tokens", "is %d on rank %d, allowed are 0 to %d", n, p, routing.MaxTokens)
-		}
-		if o.Ranks%o.Replicas == 0 && n != o.Tokens[o.owner(p)] {
-			return bad("tokens", "is %d on rank %d and %d on rank %d, which are replicas of each other", n, p, o.Tokens[o.owner(p)], o.owner(p))
 		}
 	}
 	if _, err := moe.ParseDType(o.DType); err != nil {
@@ -141,7 +130,51 @@ func (o *Options) Resolve() error {
 	default:
 		return bad("device", "is %q, want auto, host or cuda", o.Device)
 	}
-	return o.resolveFabric()
+	if err := o.resolveFabric(); err != nil {
+		return err
+	}
+	return o.resolveTokens()
+}
+
+// resolveTokens opens the routing and settles how many tokens each rank has.
+func (o *Options) resolveTokens() error {
+	bad := func(format string, args ...any) error { return &OptionError{"tokens", fmt.Sprintf(format, args...)} }
+	given := len(o.Tokens) > 0
+	if !given {
+		o.Tokens = []int{defaultTokens}
+	}
+	for len(o.Tokens) < o.Ranks && len(o.Tokens) == 1 {
+		o.Tokens = slices.Repeat(o.Tokens, o.Ranks)
+	}
+	if len(o.Tokens) != o.Ranks {
+		return bad("names %d ranks, there are %d", len(o.Tokens), o.Ranks)
+	}
+	for p, n := range o.Tokens {
+		if n < 0 || n > routing.MaxTokens {
+			return bad("is %d on rank %d, allowed are 0 to %d", n, p, routing.MaxTokens)
+		}
+	}
+	var err error
+	o.source, err = workload.Open(o.Routing, workload.Shape{Ranks: o.Ranks, Experts: o.Experts, TopK: o.TopK,
+		MaxTokens: o.maxTokens(), Seed: o.Seed})
+	if err != nil {
+		return &OptionError{"routing", err.Error()}
+	}
+	if o.Ranks%o.Replicas != 0 {
+		return &OptionError{"replicas", fmt.Sprintf("is %d, want a divisor of %d ranks", o.Replicas, o.Ranks)}
+	}
+	for p := range o.Tokens {
+		has := o.source.Tokens(o.owner(p))
+		switch {
+		case has >= 0 && !given:
+			o.Tokens[p] = has
+		case has >= 0 && o.Tokens[p] > has:
+			return bad("is %d on rank %d, for which %s holds %d", o.Tokens[p], p, o.source, has)
+		case o.Tokens[p] != o.Tokens[o.owner(p)]:
+			return bad("is %d on rank %d and %d on rank %d, which are replicas of each other", o.Tokens[p], p, o.Tokens[o.owner(p)], o.owner(p))
+		}
+	}
+	return nil
 }
 
 func oneOf(flag, value string, words []string) error {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"moerail/cmd/moerail/internal/affine"
+	"moerail/internal/workload"
 	"moerail/moe"
 )
 
@@ -35,7 +36,7 @@ type rank struct {
 	owner   int // whose tokens it brings
 	n       int // tokens
 	load    *payload
-	routes  *routes
+	routing workload.Source
 	experts *affine.Experts
 	judge   *judge // nil: nothing is checked
 	barrier func() error
@@ -43,8 +44,10 @@ type rank struct {
 	// number of rounds done; it tells how many allocations it made itself.
 	between func(done int) (mallocs uint64)
 
-	out     [][]byte // per slot
-	outRow  int      // bytes
+	ids     [][]int32   // per slot
+	weights [][]float32 // per slot
+	out     [][]byte    // per slot
+	outRow  int         // bytes
 	started []phaseNanos
 	times   []phaseNanos // [rounds], rounds outside the measurement excepted
 
@@ -57,7 +60,7 @@ func newRank(o *Options, c *moe.Communicator, m *model, barrier func() error) (*
 	r := &rank{opt: o, comm: c, p: c.Rank(), load: m.load, barrier: barrier}
 	r.owner = o.owner(r.p)
 	r.n = o.Tokens[r.p]
-	r.routes = newRoutes(m.routing, o, r.owner, r.n)
+	r.routing = m.routing
 	r.experts = m.experts(o, r.p)
 	var err error
 	if o.Verify != "off" {
@@ -71,6 +74,8 @@ func newRank(o *Options, c *moe.Communicator, m *model, barrier func() error) (*
 	}
 	r.outRow = o.Hidden * elem
 	for range o.Slots {
+		r.ids = append(r.ids, make([]int32, r.n*o.TopK))
+		r.weights = append(r.weights, make([]float32, r.n*o.TopK))
 		r.out = append(r.out, make([]byte, r.n*r.outRow))
 	}
 	r.started = make([]phaseNanos, o.Slots)
@@ -127,8 +132,11 @@ func (r *rank) mallocs() (uint64, error) {
 
 // step carries out one round on every slot.
 func (r *rank) step(round int) error {
-	if r.judge != nil {
-		for _, out := range r.out {
+	for slot, out := range r.out {
+		if err := r.routing.Fill(r.owner, round+slot, r.ids[slot], r.weights[slot]); err != nil {
+			return err
+		}
+		if r.judge != nil {
 			poison(out, r.opt.OutDType)
 		}
 	}
@@ -139,7 +147,7 @@ func (r *rank) step(round int) error {
 		return err
 	}
 	for slot := range r.opt.Slots {
-		in := r.routes.input(r.load, r.owner, round+slot, r.n)
+		in := moe.Input{X: r.load.tokens(r.owner, round+slot, r.n), IDs: r.ids[slot], Weights: r.weights[slot], NumTokens: r.n}
 		start := time.Now()
 		if err := r.comm.DispatchSend(slot, in); err != nil {
 			return r.failed(round+slot, dispatchSend, err)
