@@ -61,7 +61,11 @@ func New(ctx context.Context, cfg Config) (*Communicator, error) {
 		imms: imms, base: base, direct: make([]bool, ranks), epoch: time.Now(), stop: make(chan struct{}),
 	}
 	if c.device == nil {
-		c.device = host.NewDevice(host.Config{})
+		d, err := host.NewDevice(host.Config{})
+		if err != nil {
+			return nil, err
+		}
+		c.device = d
 	}
 	if err := c.setUp(ctx, numImms); err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -84,12 +84,14 @@ func (c *Communicator) DispatchSend(slot int, in Input) error {
 	}
 	s.in, s.tokens, s.input = in, in.NumTokens, nil
 	p := &s.send
-	p.X, p.XStride = mem.Addr(in.X), uint64(in.XStride)
+	p.X, p.XStride = s.addr(in.X), uint64(in.XStride)
 	if p.XStride == 0 {
 		p.XStride = uint64(p.Shape.InRowBytes)
 	}
 	p.Scales, p.ScaleStride = mem.Addr(in.Scales), uint64(p.Shape.ScaleBytes)
-	p.IDs, p.IDType = idsAddr(&in)
+	if p.IDs, p.IDType = idsAddr(&in); p.IDs == 0 {
+		p.IDs = s.addr(nil)
+	}
 	p.Weights = floatsAddr(in.Weights)
 	p.NumTokens, p.NumTokensPtr = uint32(in.NumTokens), countAddr(in.TokenCount)
 	if err := s.stream.DispatchSend(p); err != nil {
@@ -118,6 +120,9 @@ func (c *Communicator) checkInput(s *slot, in *Input) error {
 	}
 	if stride < int(sh.InRowBytes) {
 		return refuse(CodeShape, "x rows are %d bytes apart, a row has %d", stride, sh.InRowBytes)
+	}
+	if elem := uint64(sh.InRowBytes / sh.Hidden); mem.Addr(in.X)%elem != 0 || uint64(stride)%elem != 0 {
+		return refuse(CodeShape, "x starts at an address, or has rows %d bytes apart, not a multiple of its elements' %d bytes", stride, elem)
 	}
 	if need := (t-1)*stride + int(sh.InRowBytes); t > 0 && len(in.X) < need {
 		return refuse(CodeShape, "x has %d bytes, %d tokens of hidden %d need %d", len(in.X), t, sh.Hidden, need)
@@ -281,7 +286,7 @@ func (c *Communicator) CombineSend(slot int, y []byte, yStride int) error {
 	} else if yStride == 0 {
 		yStride = int(c.plan.Shape.OutRowBytes)
 	}
-	if err := c.checkRows(s, PhaseCombineSend, "y", len(y), yStride, s.batch.OutRows); err != nil {
+	if err := c.checkRows(s, PhaseCombineSend, "y", y, yStride, s.batch.OutRows); err != nil {
 		return err
 	}
 	return c.combineSend(s, y, yStride, false)
@@ -289,7 +294,7 @@ func (c *Communicator) CombineSend(slot int, y []byte, yStride int) error {
 
 func (c *Communicator) combineSend(s *slot, y []byte, yStride int, abandon bool) error {
 	s.y = y
-	s.csend.Y, s.csend.YStride, s.csend.Abandon = mem.Addr(y), uint64(yStride), 0
+	s.csend.Y, s.csend.YStride, s.csend.Abandon = s.addr(y), uint64(yStride), 0
 	if abandon {
 		s.csend.Abandon = 1
 	}
@@ -300,13 +305,19 @@ func (c *Communicator) combineSend(s *slot, y []byte, yStride int, abandon bool)
 	return nil
 }
 
-func (c *Communicator) checkRows(s *slot, phase, what string, have, stride, rows int) error {
+func (c *Communicator) checkRows(s *slot, phase, what string, b []byte, stride, rows int) error {
 	row := int(c.plan.Shape.OutRowBytes)
-	if need := (rows-1)*stride + row; rows > 0 && (stride < row || have < need) {
-		return &RoundError{Code: CodeShape, Phase: phase, Round: s.round.Load(), Ranks: []int{c.rank}, Token: -1, Pick: -1,
-			What: fmt.Sprintf("%s has %d bytes with rows %d apart, %d rows of %d bytes are needed", what, have, stride, rows, row)}
+	elem := row / int(c.plan.Shape.Hidden)
+	fault := ""
+	if need := (rows-1)*stride + row; rows > 0 && (stride < row || len(b) < need) {
+		fault = fmt.Sprintf("%s has %d bytes with rows %d apart, %d rows of %d bytes are needed", what, len(b), stride, rows, row)
+	} else if mem.Addr(b)%uint64(elem) != 0 || stride%elem != 0 {
+		fault = fmt.Sprintf("%s starts at an address, or has rows %d bytes apart, not a multiple of its elements' %d bytes", what, stride, elem)
 	}
-	return nil
+	if fault == "" {
+		return nil
+	}
+	return &RoundError{Code: CodeShape, Phase: phase, Round: s.round.Load(), Ranks: []int{c.rank}, Token: -1, Pick: -1, What: fault}
 }
 
 // CombineRecv waits for what the other ranks return and writes the sums of this
@@ -335,11 +346,11 @@ func (c *Communicator) combineRecv(slot int, out []byte, outStride int, accumula
 	if s.input != nil {
 		tokens = 0
 	}
-	if err := c.checkRows(s, PhaseCombineRecv, "out", len(out), outStride, tokens); err != nil {
+	if err := c.checkRows(s, PhaseCombineRecv, "out", out, outStride, tokens); err != nil {
 		return err
 	}
 	s.out = out
-	s.crecv.Out, s.crecv.OutStride, s.crecv.Accumulate = mem.Addr(out), uint64(outStride), accumulate
+	s.crecv.Out, s.crecv.OutStride, s.crecv.Accumulate = s.addr(out), uint64(outStride), accumulate
 	if err := s.stream.CombineRecv(&s.crecv); err != nil {
 		return c.broken(s, PhaseCombineRecv, err)
 	}

@@ -196,6 +196,15 @@ func newSlot(index int, pl *routing.Plan, inbox, outbox transport.Memory, tables
 // at is n bytes of the slot's local memory.
 func (s *slot) at(off, n uint64) []byte { return s.local.Host[off : off+n : off+n] }
 
+// addr is the device address of b; of something valid where b is empty, since
+// stages take no zero addresses.
+func (s *slot) addr(b []byte) uint64 {
+	if len(b) == 0 {
+		return mem.Addr(s.local.Host)
+	}
+	return mem.Addr(b)
+}
+
 // owed is how many return rows rank q will send, as dispatch_send counted them.
 func (s *slot) owed(q int) uint32 {
 	return mem.Word32(s.local.Host, s.mem.returnRows+uint64(q)*4).Load()
