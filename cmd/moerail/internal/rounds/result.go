@@ -52,12 +52,12 @@ func (res *RankResult) fill(r *rank, before moe.Stats, mallocs uint64) {
 	res.Wire = wireCounts{
 		Messages: after.Messages - before.Messages, Bytes: after.Bytes - before.Bytes,
 		Rows: after.Rows - before.Rows, UniqueRows: after.UniqueRows - before.UniqueRows,
-		ExpertRows: after.ExpertRows - before.ExpertRows, LocalBytes: after.LocalBytes - before.LocalBytes,
+		ExpertRows: after.ReceivedPicks - before.ReceivedPicks, LocalBytes: after.LocalBytes - before.LocalBytes,
 		Steps: after.ProxySteps - before.ProxySteps, BusyNanos: after.ProxyBusyNanos - before.ProxyBusyNanos,
 		Posts: after.Posts - before.Posts, Doorbells: after.Doorbells - before.Doorbells,
 	}
-	for e, n := range after.ExpertRowsTotal {
-		res.ExpertRows = append(res.ExpertRows, n-before.ExpertRowsTotal[e])
+	for e, n := range after.ExpertPicks {
+		res.ExpertRows = append(res.ExpertRows, n-before.ExpertPicks[e])
 	}
 	if r.judge != nil {
 		res.Checked, res.Wrong, res.WrongFirst = r.judge.rows, r.judge.wrong, r.judge.message
