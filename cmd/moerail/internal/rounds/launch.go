@@ -89,7 +89,7 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 		return nil, nil, err
 	}
 	defer r.comm.Close()
-	r.barrier = fabricBarrier(ctx, r.comm, time.Duration(o.Deadline))
+	r.barrier = fabricBarrier(ctx, r.comm)
 	if r.p == 0 {
 		r.between = between(o, progress)
 	}

@@ -22,17 +22,16 @@ type Report struct {
 	Round    Times            `json:"round"`
 	Wire     Wire             `json:"wire"`
 	Proxy    Proxy            `json:"proxy"`
-	// AllocsPerRound counts heap allocations in all processes of the run.
-	AllocsPerRound float64 `json:"allocs_per_round"`
+	// AllocsPerRound is heap allocations in all processes of the run over rounds,
+	// whole ones only, as testing.AllocsPerRun: Go's own scheduler makes a few in a
+	// run when goroutines park.
+	AllocsPerRound uint64 `json:"allocs_per_round"`
 	// Outstanding is the most operations still open after any step.
 	Outstanding int        `json:"outstanding"`
 	ExpertLoad  ExpertLoad `json:"expert_load"`
 	Paths       []Path     `json:"paths"`
 	// Error is there only when a round failed or an output was wrong.
 	Error string `json:"error,omitempty"`
-
-	// Checked is how many output rows were compared; for people.
-	Checked uint64 `json:"-"`
 }
 
 // Times are percentiles over rounds, by nearest rank: a value that occurred.
@@ -81,14 +80,14 @@ func Merge(o *Options, version string, results []*RankResult) *Report {
 		Phases: map[string]Times{}, Paths: []Path{}}
 	rep.Rounds = len(results[0].Times)
 	var sum wireCounts
-	var mallocs, wrong uint64
+	var mallocs, wrong, checked uint64
 	var loads []uint64
 	for _, r := range results {
 		rep.Rounds = min(rep.Rounds, len(r.Times))
 		sum.add(r.Wire)
 		loads = append(loads, r.ExpertRows...)
 		rep.Outstanding = max(rep.Outstanding, r.Outstanding)
-		rep.Checked += r.Checked
+		checked += r.Checked
 		wrong += r.Wrong
 		if r.Counts {
 			mallocs += r.Mallocs
@@ -103,7 +102,7 @@ func Merge(o *Options, version string, results []*RankResult) *Report {
 		}
 	}
 	if wrong > 1 {
-		rep.Error += fmt.Sprintf("; %d of %d rows are wrong", wrong, rep.Checked)
+		rep.Error += fmt.Sprintf("; %d of %d rows are wrong", wrong, checked)
 	}
 	if text := failure(results); text != "" {
 		rep.Error = text
@@ -117,7 +116,7 @@ func Merge(o *Options, version string, results []*RankResult) *Report {
 	rep.Wire = Wire{Messages: per(sum.Messages), Bytes: per(sum.Bytes), Rows: per(sum.Rows), RowBytes: o.rowBytes(),
 		UniqueRows: per(sum.UniqueRows), ExpertRows: per(sum.ExpertRows), LocalBytes: per(sum.LocalBytes)}
 	rep.Proxy = Proxy{per(sum.Steps), per(sum.BusyNanos), per(sum.Posts), per(sum.Doorbells)}
-	rep.AllocsPerRound = per(mallocs)
+	rep.AllocsPerRound = mallocs / uint64(rep.Rounds)
 	var most, total uint64
 	for _, n := range loads {
 		most = max(most, n)
