@@ -57,7 +57,7 @@ type Params struct {
 // Override is what one rank has otherwise.
 type Override struct {
 	Keys   []string // the keys given, in the file's order
-	params Params   // holds the values of Keys only
+	Values Params   // of Keys only
 }
 
 // RankParams returns the settings of one rank: the case's, with its override.
@@ -66,7 +66,7 @@ func (c *Case) RankParams(rank int) Params {
 	o := c.Overrides[rank]
 	for _, f := range paramFields {
 		if slices.Contains(o.Keys, f.key) {
-			f.copy(&p, &o.params)
+			f.copy(&p, &o.Values)
 		}
 	}
 	return p

@@ -1,7 +1,6 @@
 package casefile
 
 import (
-	"encoding/json"
 	"io"
 	"math"
 	"strconv"
@@ -9,85 +8,15 @@ import (
 	"time"
 )
 
-// Ranges of single values. What a runtime can do may be less; it says so itself.
-const (
-	maxRanks   = 256
-	maxExperts = 1 << 16
-	maxTopK    = 256
-	maxHidden  = 1 << 16
-	maxTokens  = 1 << 20
-	maxRepeat  = 10000
-	maxRound   = math.MaxInt32
-	maxMillis  = 3600 * 1000
-)
-
-// paramField reads one key of Params, and copies it from one Params to another.
-type paramField struct {
-	key  string
-	read func(w *walker, p *Params)
-	copy func(dst, src *Params)
-}
-
-func intField(key string, least, most int64, at func(*Params) *int) paramField {
-	return paramField{key,
-		func(w *walker, p *Params) { *at(p) = int(w.integer(least, most)) },
-		func(dst, src *Params) { *at(dst) = *at(src) }}
-}
-
-func wordField(key string, at func(*Params) *string, words ...string) paramField {
-	return paramField{key,
-		func(w *walker, p *Params) { *at(p) = w.word(words) },
-		func(dst, src *Params) { *at(dst) = *at(src) }}
-}
-
-// paramFields is every key that the case and rank_overrides share.
-var paramFields = []paramField{
-	intField("experts", 1, maxExperts, func(p *Params) *int { return &p.Experts }),
-	intField("top_k", 1, maxTopK, func(p *Params) *int { return &p.TopK }),
-	intField("hidden", 1, maxHidden, func(p *Params) *int { return &p.Hidden }),
-	intField("max_tokens", 1, maxTokens, func(p *Params) *int { return &p.MaxTokens }),
-	wordField("dtype", func(p *Params) *string { return &p.DType }, "fp32", "bf16", "fp16", "fp8"),
-	wordField("out_dtype", func(p *Params) *string { return &p.OutDType }, "fp32", "bf16", "fp16"),
-	intField("scale_block", 0, maxHidden, func(p *Params) *int { return &p.ScaleBlock }),
-	wordField("layout", func(p *Params) *string { return &p.Layout }, "grouped", "batched", "rows"),
-	intField("expert_alignment", 1, 1<<16, func(p *Params) *int { return &p.ExpertAlignment }),
-	wordField("reduce", func(p *Params) *string { return &p.Reduce }, "expert", "home"),
-	{"apply_weights",
-		func(w *walker, p *Params) { p.ApplyWeights = w.boolean() },
-		func(dst, src *Params) { dst.ApplyWeights = src.ApplyWeights }},
-	intField("replicas", 1, maxRanks, func(p *Params) *int { return &p.Replicas }),
-	intField("ranks_per_node", 0, maxRanks, func(p *Params) *int { return &p.RanksPerNode }),
-	intField("nics", 1, 64, func(p *Params) *int { return &p.NICs }),
-	intField("slots", 1, 64, func(p *Params) *int { return &p.Slots }),
-	intField("send_depth", 0, 1<<20, func(p *Params) *int { return &p.SendDepth }),
-	intField("window_rows", 0, maxTokens, func(p *Params) *int { return &p.WindowRows }),
-	intField("max_recv_rows", 0, math.MaxInt32, func(p *Params) *int { return &p.MaxRecvRows }),
-	{"placement",
-		func(w *walker, p *Params) { p.Placement = w.placement() },
-		func(dst, src *Params) { dst.Placement = src.Placement }},
-}
-
-func readParam(w *walker, key string, p *Params) bool {
-	for _, f := range paramFields {
-		if f.key == key {
-			f.read(w, p)
-			return true
-		}
-	}
-	return false
-}
-
 // Decode reads one case file. The error is a *FileError that lists every fault
 // with its path, or what the reader returned. r is read to its end, at most
-// 16 MiB; nothing is allocated on the word of the file.
+// 8 MiB; nothing is allocated on the word of the file.
 func Decode(r io.Reader) (*Case, error) {
 	w, err := newWalker(r)
 	if err != nil {
 		return nil, err
 	}
-	c := &Case{Fabric: "loopback", Deadline: 2 * time.Second, OnFailure: "stop",
-		Params: Params{DType: "fp32", OutDType: "fp32", Layout: "grouped", ExpertAlignment: 1, Reduce: "expert",
-			ApplyWeights: true, Replicas: 1, NICs: 1, Slots: 1}}
+	c := defaults()
 	given := map[string]bool{}
 	w.object(func(key string) bool {
 		given[key] = true
@@ -108,6 +37,12 @@ func Decode(r io.Reader) (*Case, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+func defaults() *Case {
+	return &Case{Fabric: "loopback", Deadline: 2 * time.Second, OnFailure: "stop",
+		Params: Params{DType: "fp32", OutDType: "fp32", Layout: "grouped", ExpertAlignment: 1, Reduce: "expert",
+			ApplyWeights: true, Replicas: 1, NICs: 1, Slots: 1}}
 }
 
 // read reads the value of one key of the case.
@@ -214,7 +149,7 @@ func (w *walker) overrides() map[int]Override {
 		var o Override
 		w.object(func(key string) bool {
 			o.Keys = append(o.Keys, key)
-			return readParam(w, key, &o.params)
+			return readParam(w, key, &o.Values)
 		})
 		all[n] = o
 		return true
@@ -268,137 +203,4 @@ func rows[T any](w *walker, value func() T) [][]T {
 		all = append(all, row)
 	})
 	return all
-}
-
-// faultPlan reads the faults object.
-func (w *walker) faultPlan() Faults {
-	var f Faults
-	w.object(func(key string) bool {
-		switch key {
-		case "seed":
-			f.Seed = w.seed()
-		case "reorder":
-			f.Reorder = w.boolean()
-		case "delay_us":
-			f.DelayMin, f.DelayMax = w.delay()
-		case "pause":
-			w.list(false, func(int) { f.Pause = append(f.Pause, w.pause()) })
-		case "kill":
-			w.list(false, func(int) {
-				p := w.event("rank", "round", "phase")
-				f.Kill = append(f.Kill, Kill{p.rank, p.round, p.phase})
-			})
-		case "absent":
-			w.list(false, func(int) { f.Absent = append(f.Absent, w.rank()) })
-		case "partition":
-			w.list(false, func(int) {
-				group := []int{}
-				w.list(false, func(int) { group = append(group, w.rank()) })
-				f.Partition = append(f.Partition, group)
-			})
-		case "fail_register":
-			w.list(false, func(int) {
-				p := w.event("rank", "nth", "errno")
-				f.FailRegister = append(f.FailRegister, FailRegister{p.rank, p.nth, p.errno})
-			})
-		case "rail_down":
-			w.list(false, func(int) { f.RailDown = append(f.RailDown, w.rail()) })
-		case "rail_up":
-			w.list(false, func(int) { f.RailUp = append(f.RailUp, w.rail()) })
-		default:
-			return false
-		}
-		f.used = append(f.used, key)
-		return true
-	})
-	return f
-}
-
-func (w *walker) rank() int { return int(w.integer(0, maxRanks-1)) }
-
-func (w *walker) seed() uint64 {
-	t := w.token()
-	if n, ok := t.(json.Number); ok {
-		if v, err := strconv.ParseUint(n.String(), 10, 64); err == nil {
-			return v
-		}
-	}
-	w.wrong(t, "a whole number in 0..2^64-1")
-	return 0
-}
-
-func (w *walker) delay() (least, most time.Duration) {
-	var list []time.Duration
-	w.list(false, func(int) {
-		list = append(list, time.Duration(w.integer(0, 60e6))*time.Microsecond)
-	})
-	if len(list) != 2 || list[0] > list[1] {
-		w.fault("want two numbers, the lesser first")
-		return 0, 0
-	}
-	return list[0], list[1]
-}
-
-func (w *walker) pause() Pause {
-	e := w.event("rank", "round", "phase", "ms")
-	return Pause{e.rank, e.round, e.phase, time.Duration(e.ms) * time.Millisecond}
-}
-
-func (w *walker) rail() Rail {
-	e := w.event("rank", "nic", "round")
-	return Rail{e.rank, e.nic, e.round}
-}
-
-// event is one entry of a fault list: what of it is read depends on the kind.
-type event struct {
-	rank, round, nic, nth, ms int
-	phase, errno              string
-}
-
-// event reads an object that must have exactly the given keys.
-func (w *walker) event(keys ...string) event {
-	var e event
-	missing := map[string]bool{}
-	for _, k := range keys {
-		missing[k] = true
-	}
-	before := len(w.faults)
-	w.object(func(key string) bool {
-		if !missing[key] {
-			return false
-		}
-		delete(missing, key)
-		switch key {
-		case "rank":
-			e.rank = w.rank()
-		case "round":
-			e.round = int(w.integer(0, maxRound))
-		case "nic":
-			e.nic = int(w.integer(0, 63))
-		case "nth":
-			e.nth = int(w.integer(1, maxRound))
-		case "ms":
-			e.ms = int(w.integer(0, maxMillis))
-		case "phase":
-			e.phase = w.word(Phases)
-		case "errno":
-			e.errno = w.errno()
-		}
-		return true
-	})
-	for _, k := range keys {
-		if missing[k] && w.err == nil && len(w.faults) == before {
-			w.fault("%s is missing", k)
-		}
-	}
-	return e
-}
-
-func (w *walker) errno() string {
-	t := w.token()
-	if s, ok := t.(string); ok && len(s) > 1 && len(s) <= 16 && s[0] == 'E' && strings.Trim(s, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") == "" {
-		return s
-	}
-	w.wrong(t, "the symbol of an errno, as ENOMEM")
-	return ""
 }

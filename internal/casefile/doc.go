@@ -32,3 +32,5 @@
 // that are not top_k wide, lists of different lengths, rank_overrides that make
 // ranks disagree.
 package casefile
+
+//go:generate go run ./gen ../../testdata/cases

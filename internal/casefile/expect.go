@@ -111,26 +111,29 @@ func (c *Case) determined() error {
 // order of the format, whose value is not the same on all ranks, and the ranks
 // that do not have what most have, or what rank 0 has if no value has most.
 func (c *Case) mismatch() *Error {
+	if len(c.Overrides) == 0 {
+		return nil
+	}
 	for _, f := range paramFields {
-		value := func(rank int) string {
-			var only Params
-			p := c.RankParams(rank)
-			f.copy(&only, &p)
-			return fmt.Sprint(only)
+		settings := make([]Params, c.Ranks)
+		agree := make([]int, c.Ranks) // how many ranks have the value of this one
+		for p := range settings {
+			settings[p] = c.RankParams(p)
 		}
-		count := map[string]int{}
-		for p := range c.Ranks {
-			count[value(p)]++
-		}
-		common := value(0)
-		for p := range c.Ranks {
-			if count[value(p)] > count[common] {
-				common = value(p)
+		common := 0
+		for p := range settings {
+			for q := range settings {
+				if !f.differ(&settings[p], &settings[q]) {
+					agree[p]++
+				}
+			}
+			if agree[p] > agree[common] {
+				common = p
 			}
 		}
 		var odd []int
-		for p := range c.Ranks {
-			if value(p) != common {
+		for p := range settings {
+			if f.differ(&settings[p], &settings[common]) {
 				odd = append(odd, p)
 			}
 		}

@@ -30,17 +30,29 @@ func CompareRank(p int, got [][]float32, want *RankOutput) error {
 		return fmt.Errorf("reference: rank %d: %d rows, want %d", p, len(got), len(want.Out))
 	}
 	for t, row := range want.Out {
-		if len(got[t]) != len(row) {
-			return fmt.Errorf("reference: rank %d, token %d: %d columns, want %d", p, t, len(got[t]), len(row))
+		var bound []float64
+		if want.Bound != nil {
+			bound = want.Bound[t]
 		}
-		for h, w := range row {
-			g, tolerance := got[t][h], 0.0
-			if want.Bound != nil {
-				tolerance = want.Bound[t][h]
-			}
-			if !accept(g, w, tolerance, want.Bound == nil) {
-				return &Mismatch{Rank: p, Token: t, Column: h, Got: g, Want: w, Tolerance: tolerance}
-			}
+		if err := CompareRow(p, t, got[t], row, bound); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CompareRow is CompareRank for token t alone; bound is nil to compare bits.
+func CompareRow(p, t int, got, want []float32, bound []float64) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("reference: rank %d, token %d: %d columns, want %d", p, t, len(got), len(want))
+	}
+	for h, w := range want {
+		tolerance := 0.0
+		if bound != nil {
+			tolerance = bound[h]
+		}
+		if !accept(got[h], w, tolerance, bound == nil) {
+			return &Mismatch{Rank: p, Token: t, Column: h, Got: got[h], Want: w, Tolerance: tolerance}
 		}
 	}
 	return nil

@@ -3,6 +3,7 @@ package reference
 import (
 	"fmt"
 	"math"
+	"sync"
 )
 
 // DType names a number format of payloads. The zero value is FP32.
@@ -151,13 +152,27 @@ func (f minifloat) encode(v float32) uint32 {
 func Round(v float32, d DType) float32 {
 	switch d {
 	case BF16:
-		return formatBF16.decode(formatBF16.encode(v))
+		return valuesBF16()[formatBF16.encode(v)]
 	case FP16:
-		return formatFP16.decode(formatFP16.encode(v))
+		return valuesFP16()[formatFP16.encode(v)]
 	case FP8:
 		return formatE4M3.decode(formatE4M3.encode(v))
 	}
 	return v
+}
+
+// The values of all codes, since rounding is most of what an evaluation does.
+var (
+	valuesBF16 = sync.OnceValue(formatBF16.all)
+	valuesFP16 = sync.OnceValue(formatFP16.all)
+)
+
+func (f minifloat) all() []float32 {
+	list := make([]float32, 2*f.signBit())
+	for code := range list {
+		list[code] = f.decode(uint32(code))
+	}
+	return list
 }
 
 // unit is the relative error of one rounding to d, and tiny half of its

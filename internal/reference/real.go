@@ -2,8 +2,9 @@ package reference
 
 import "math"
 
-// realToken sums one token in float64 and bounds the error of any evaluation
-// that performs the stated roundings in some order.
+// Real sums one token in float64 and bounds the error of any evaluation that
+// performs the stated roundings in some order. The arguments are those of Exact;
+// both results are [Hidden].
 //
 // With u = 2^-24 the error of one fp32 rounding, v that of one rounding to
 // OutDType, n the number of picks, S the sum of |w[k]*y[k]| and P_r the true
@@ -25,22 +26,22 @@ import "math"
 // or may not happen on the way: the bound is then +Inf. A NaN or infinite term
 // makes the float64 sum NaN or infinite by IEEE rules, whatever the order; the
 // bound is then 0.
-func (c *Config) realToken(owner []int, x []float32, ids []int32, w []float32) ([]float32, []float64) {
-	seen := Convert(x, c.DType, c.ScaleBlock)
-	out, bound := make([]float32, c.Hidden), make([]float64, c.Hidden)
-	ranks := destinations(owner, ids)
-	unit, tiny, limit := c.OutDType.precision()
+func (j *Judge) Real(x []float32, ids []int32, w []float32) ([]float32, []float64) {
+	seen := Convert(x, j.c.DType, j.c.ScaleBlock)
+	out, bound := make([]float32, j.c.Hidden), make([]float64, j.c.Hidden)
+	ranks := j.destinations(ids)
+	unit, tiny, limit := j.c.OutDType.precision()
 	for h := range out {
 		var sum, magnitude, partials float64
 		var picks int
 		for _, q := range ranks {
 			var partial float64
 			for k, e := range ids {
-				if e < 0 || owner[e] != q {
+				if e < 0 || j.owner[e] != q {
 					continue
 				}
-				term := float64(c.expert(e, seen[h]))
-				if c.ApplyWeights {
+				term := float64(j.expert(e, seen[h]))
+				if j.c.ApplyWeights {
 					term *= float64(w[k]) // exact: 24 + 24 bits
 				}
 				partial += term
@@ -52,7 +53,7 @@ func (c *Config) realToken(owner []int, x []float32, ids []int32, w []float32) (
 			sum += partial
 			partials += math.Abs(partial)
 		}
-		if c.ReduceAtHome {
+		if j.c.ReduceAtHome {
 			partials = 0
 		}
 		n := float64(picks)

@@ -39,22 +39,32 @@ type RankOutput struct {
 // Replicas, about a group whose ranks do not hold the same tokens; a rank's bad
 // input is in its RankOutput.
 func Exact(c Config, in []Input) (*Output, error) {
-	return run(c, in, func(c *Config, owner []int, x []float32, ids []int32, w []float32) ([]float32, []float64) {
-		return c.exactToken(owner, x, ids, w), nil
+	return run(c, in, func(j *Judge, me *RankOutput, x []float32, ids []int32, w []float32) {
+		me.Out = append(me.Out, j.Exact(x, ids, w))
 	})
 }
 
 // Real evaluates one round with float64 sums. Expert outputs are as in Exact:
 // they are inputs of the sums. Bound states what rounding may add; see
-// realToken for the arithmetic.
+// Judge.Real for the arithmetic.
 func Real(c Config, in []Input) (*Output, error) {
-	return run(c, in, (*Config).realToken)
+	return run(c, in, func(j *Judge, me *RankOutput, x []float32, ids []int32, w []float32) {
+		row, bound := j.Real(x, ids, w)
+		me.Out, me.Bound = append(me.Out, row), append(me.Bound, bound)
+	})
 }
 
-type evaluate func(c *Config, owner []int, x []float32, ids []int32, w []float32) ([]float32, []float64)
+// Count is Exact without the outputs: errors, counts and rows only, for callers
+// who judge a sample of the tokens. Every Out is empty.
+func Count(c Config, in []Input) (*Output, error) {
+	return run(c, in, func(*Judge, *RankOutput, []float32, []int32, []float32) {})
+}
 
-func run(c Config, in []Input, eval evaluate) (*Output, error) {
-	if err := c.Validate(); err != nil {
+// run checks and counts all inputs, then hands each token of the accepted ones
+// to eval, in order.
+func run(c Config, in []Input, eval func(j *Judge, me *RankOutput, x []float32, ids []int32, w []float32)) (*Output, error) {
+	j, err := NewJudge(c)
+	if err != nil {
 		return nil, err
 	}
 	if len(in) != c.Ranks {
@@ -63,23 +73,16 @@ func run(c Config, in []Input, eval evaluate) (*Output, error) {
 	if err := c.sameTokens(in); err != nil {
 		return nil, err
 	}
-	place := c.experts()
-	owner, local := make([]int, c.Experts), make([]int, c.Experts)
-	for q, list := range place {
-		for i, e := range list {
-			owner[e], local[e] = q, i
-		}
-	}
 	out := &Output{Ranks: make([]RankOutput, c.Ranks)}
 	for p := range out.Ranks {
-		out.Ranks[p].ExpertCounts = make([]int64, len(place[p]))
+		out.Ranks[p].ExpertCounts = make([]int64, len(j.place[p]))
 		out.Ranks[p].SourceRows = make([]int64, c.Ranks)
 		out.Ranks[p].Out = [][]float32{}
 		out.Ranks[p].Err = c.check(p, in[p])
 	}
 	for p := range out.Ranks {
 		if out.Ranks[p].Err == nil {
-			out.count(&c, p, in[p], owner, local)
+			out.count(j, p, in[p])
 		}
 	}
 	if out.overflow(&c) {
@@ -95,11 +98,7 @@ func run(c Config, in []Input, eval evaluate) (*Output, error) {
 			if c.ApplyWeights {
 				w = in[p].Weights[t]
 			}
-			row, bound := eval(&c, owner, in[p].X[t], ids, w)
-			me.Out = append(me.Out, row)
-			if bound != nil {
-				me.Bound = append(me.Bound, bound)
-			}
+			eval(j, me, in[p].X[t], ids, w)
 		}
 	}
 	return out, nil
@@ -125,16 +124,17 @@ func equalBits(a, b []float32) bool {
 
 // count adds rank p's picks and rows to the statistics of those who receive
 // them. Only the lane p of its replica group sends to ranks of the same lane.
-func (out *Output) count(c *Config, p int, in Input, owner, local []int) {
-	pair := make([]bool, c.Ranks)
+func (out *Output) count(j *Judge, p int, in Input) {
+	lanes := j.c.replicas()
+	pair := make([]bool, j.c.Ranks)
 	for _, ids := range in.IDs {
-		wanted := make([]bool, c.Ranks)
+		wanted := make([]bool, j.c.Ranks)
 		for _, e := range ids {
-			if e < 0 || owner[e]%c.replicas() != p%c.replicas() {
+			if e < 0 || j.owner[e]%lanes != p%lanes {
 				continue
 			}
-			q := owner[e]
-			out.Ranks[q].ExpertCounts[local[e]]++
+			q := j.owner[e]
+			out.Ranks[q].ExpertCounts[j.local[e]]++
 			out.ExpertRows++
 			wanted[q] = true
 		}
@@ -179,62 +179,4 @@ func (out *Output) overflow(c *Config) bool {
 		out.Ranks[p] = RankOutput{Err: err}
 	}
 	return true
-}
-
-// expert is one expert's output for one element, a value of OutDType.
-func (c *Config) expert(e int32, x float32) float32 {
-	scaled := float32(c.Scale[e] * x) // the conversion forbids a fused multiply-add
-	return Round(float32(scaled+c.Bias[e]), c.OutDType)
-}
-
-// term is what one pick adds to a sum, rounded to fp32.
-func (c *Config) term(y float32, w []float32, k int) float32 {
-	if c.ApplyWeights {
-		return float32(w[k] * y)
-	}
-	return y
-}
-
-func (c *Config) exactToken(owner []int, x []float32, ids []int32, w []float32) []float32 {
-	seen := Convert(x, c.DType, c.ScaleBlock)
-	out := make([]float32, c.Hidden)
-	if c.ReduceAtHome {
-		for h := range out {
-			var sum float32
-			for k, e := range ids {
-				if e >= 0 {
-					sum = float32(sum + c.term(c.expert(e, seen[h]), w, k))
-				}
-			}
-			out[h] = Round(sum, c.OutDType)
-		}
-		return out
-	}
-	ranks := destinations(owner, ids)
-	for h := range out {
-		var sum float32
-		for _, q := range ranks {
-			var partial float32
-			for k, e := range ids {
-				if e >= 0 && owner[e] == q {
-					partial = float32(partial + c.term(c.expert(e, seen[h]), w, k))
-				}
-			}
-			sum = float32(sum + Round(partial, c.OutDType))
-		}
-		out[h] = Round(sum, c.OutDType)
-	}
-	return out
-}
-
-// destinations returns the ranks that serve a token, each once, ascending.
-func destinations(owner []int, ids []int32) []int {
-	var ranks []int
-	for _, e := range ids {
-		if e >= 0 && !slices.Contains(ranks, owner[e]) {
-			ranks = append(ranks, owner[e])
-		}
-	}
-	slices.Sort(ranks)
-	return ranks
 }

@@ -246,7 +246,7 @@ func rows(out *Output) [][][]float32 {
 func TestExactWithinBound(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	judged := 0
-	for i := range 3000 {
+	for i := range 1500 {
 		c, in := randomRound(r)
 		want, err := Real(c, in)
 		if err != nil {
@@ -333,4 +333,51 @@ func TestRows(t *testing.T) {
 	if !reflect.DeepEqual(got, [][]int{{1, 2}, {3, 4}, {5}}) {
 		t.Errorf("%v", got)
 	}
+}
+
+func TestCount(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 50 {
+		c, in := randomRound(r)
+		exact, err := Exact(c, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		count, err := Count(c, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for p := range exact.Ranks {
+			exact.Ranks[p].Out = [][]float32{}
+		}
+		if !reflect.DeepEqual(exact, count) {
+			t.Fatalf("%+v, want %+v", count, exact)
+		}
+	}
+}
+
+// BenchmarkExact is one round of the size that runs verify by default.
+func BenchmarkExact(b *testing.B) {
+	scale, bias := distinct(64)
+	c := Config{Ranks: 8, Experts: 64, TopK: 8, Hidden: 2048, DType: BF16, OutDType: BF16, ApplyWeights: true, Scale: scale, Bias: bias}
+	r := rand.New(rand.NewPCG(7, 8))
+	in := make([]Input, 8)
+	for p := range in {
+		for range 16 {
+			x, ids, w := make([]float32, 2048), make([]int32, 8), make([]float32, 8)
+			for h := range x {
+				x[h] = float32(r.NormFloat64())
+			}
+			for k, e := range r.Perm(64)[:8] {
+				ids[k], w[k] = int32(e), r.Float32()
+			}
+			in[p].X, in[p].IDs, in[p].Weights = append(in[p].X, x), append(in[p].IDs, ids), append(in[p].Weights, w)
+		}
+	}
+	for b.Loop() {
+		if _, err := Exact(c, in); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/(8*16*8*2048), "ns/term")
 }

@@ -1,0 +1,5 @@
+//go:build race
+
+package protocolmodel
+
+const raceEnabled = true
