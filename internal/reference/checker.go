@@ -11,8 +11,7 @@ import (
 // for every row of a run: it works through a row in blocks and allocates
 // nothing after NewChecker. One goroutine at a time uses a Checker.
 type Checker struct {
-	c       Config
-	owner   []int
+	j       *Judge
 	fp16    []float32 // value of every fp16 code
 	ranks   []int
 	sum     [checkBlock]float64
@@ -25,15 +24,11 @@ const checkBlock = 512 // columns; four arrays of this stay in the first-level c
 
 // NewChecker prepares for rows of c. Its errors are those of Config.Validate.
 func NewChecker(c Config) (*Checker, error) {
-	if err := c.Validate(); err != nil {
+	j, err := NewJudge(c)
+	if err != nil {
 		return nil, err
 	}
-	k := &Checker{c: c, owner: make([]int, c.Experts), ranks: make([]int, 0, c.TopK)}
-	for q, list := range c.experts() {
-		for _, e := range list {
-			k.owner[e] = q
-		}
-	}
+	k := &Checker{j: j, ranks: make([]int, 0, c.TopK)}
 	if c.OutDType == FP16 {
 		k.fp16 = make([]float32, 1<<16)
 		for code := range k.fp16 {
@@ -65,7 +60,7 @@ func (e *RowError) Error() string {
 //
 // With ReduceAtHome and an OutDType of FP32 the sum must be right bit for bit.
 func (k *Checker) Row(got []byte, seen []float32, ids []int32, w []float32) error {
-	c := &k.c
+	c := &k.j.c
 	elem := 4
 	if c.OutDType != FP32 {
 		elem = 2
@@ -80,8 +75,8 @@ func (k *Checker) Row(got []byte, seen []float32, ids []int32, w []float32) erro
 			continue
 		}
 		picks++
-		if !slices.Contains(k.ranks, k.owner[e]) {
-			k.ranks = append(k.ranks, k.owner[e])
+		if !slices.Contains(k.ranks, k.j.owner[e]) {
+			k.ranks = append(k.ranks, k.j.owner[e])
 		}
 	}
 	for from := 0; from < c.Hidden; from += checkBlock {
@@ -102,7 +97,7 @@ func (k *Checker) Row(got []byte, seen []float32, ids []int32, w []float32) erro
 
 // sums fills the four arrays for one block of columns.
 func (k *Checker) sums(seen []float32, ids []int32, w []float32) {
-	c := &k.c
+	c := &k.j.c
 	sum, partial := k.sum[:len(seen)], k.partial[:len(seen)]
 	spread, size := k.spread[:len(seen)], k.size[:len(seen)]
 	clear(sum)
@@ -111,7 +106,7 @@ func (k *Checker) sums(seen []float32, ids []int32, w []float32) {
 	for _, q := range k.ranks {
 		clear(partial)
 		for i, e := range ids {
-			if e < 0 || k.owner[e] != q {
+			if e < 0 || k.j.owner[e] != q {
 				continue
 			}
 			weight := 1.0
@@ -149,7 +144,7 @@ func (k *Checker) sums(seen []float32, ids []int32, w []float32) {
 
 // judge compares a block; the bound is that of realToken.
 func (k *Checker) judge(got []byte, columns, picks, from int) error {
-	c := &k.c
+	c := &k.j.c
 	unit, tiny, limit := c.OutDType.precision()
 	n := float64(picks)
 	for h := range columns {
@@ -187,12 +182,12 @@ func (k *Checker) judge(got []byte, columns, picks, from int) error {
 
 // exactBlock evaluates a block as exactToken does and wants the same bits.
 func (k *Checker) exactBlock(got []byte, seen []float32, ids []int32, w []float32, from int) error {
-	c := &k.c
+	c := &k.j.c
 	for h, x := range seen {
 		var sum float32
 		for i, e := range ids {
 			if e >= 0 {
-				sum = float32(sum + c.term(float32(float32(c.Scale[e]*x)+c.Bias[e]), w, i))
+				sum = float32(sum + k.j.term(float32(float32(c.Scale[e]*x)+c.Bias[e]), w, i))
 			}
 		}
 		if g := math.Float32frombits(binary.LittleEndian.Uint32(got[4*h:])); !accept(g, sum, 0, true) {
