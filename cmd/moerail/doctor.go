@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"moerail/cmd/moerail/internal/machine"
@@ -62,7 +63,7 @@ func (d *diagnosis) print(w io.Writer) {
 	t.SetOutputMirror(w)
 	t.SetStyle(table.StyleLight)
 	t.AppendHeader(table.Row{"what", "state", "found", "remedy"})
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 3, WidthMax: 50}, {Number: 4, WidthMax: 50}})
+	t.SetColumnConfigs([]table.ColumnConfig{{Number: 3, WidthMax: 50, WidthMaxEnforcer: text.WrapSoft}, {Number: 4, WidthMax: 50, WidthMaxEnforcer: text.WrapSoft}})
 	for _, f := range d.Findings {
 		t.AppendRow(table.Row{f.Name, f.State, f.Found, f.Remedy})
 	}

@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,19 +27,37 @@ func Describe() Info {
 		GPU: []string{}, NICs: []string{}}
 }
 
-func cpuModel() string {
-	f, err := os.Open("/proc/cpuinfo")
+// AvailableBytes is the memory that can be had without swapping; a very large
+// number where the kernel does not say.
+func AvailableBytes() uint64 {
+	kib, err := strconv.ParseUint(strings.TrimSuffix(field("/proc/meminfo", "MemAvailable"), " kB"), 10, 50)
 	if err != nil {
-		return "unknown"
+		return 1 << 62
+	}
+	return kib << 10
+}
+
+func cpuModel() string {
+	if model := field("/proc/cpuinfo", "model name"); model != "" {
+		return model
+	}
+	return "unknown"
+}
+
+// field returns the first value of key in a file of "key : value" lines.
+func field(file, key string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
 	}
 	defer f.Close()
 	for s := bufio.NewScanner(f); s.Scan(); {
-		key, value, ok := strings.Cut(s.Text(), ":")
-		if ok && strings.TrimSpace(key) == "model name" {
+		k, value, ok := strings.Cut(s.Text(), ":")
+		if ok && strings.TrimSpace(k) == key {
 			return strings.TrimSpace(value)
 		}
 	}
-	return "unknown"
+	return ""
 }
 
 func kernel() string {

@@ -24,6 +24,11 @@ type Progress func(done, of int) (mallocs uint64)
 // InProcess runs all ranks as goroutines of this process and returns the
 // results of those that were set up. The error is about set-up.
 func InProcess(ctx context.Context, o *Options, progress Progress) ([]*RankResult, error) {
+	return inProcess(ctx, o, progress, nil)
+}
+
+// inProcess is InProcess; tamper, of a test, is given each rank before it runs.
+func inProcess(ctx context.Context, o *Options, progress Progress, tamper func(*rank)) ([]*RankResult, error) {
 	m, err := newModel(o)
 	if err != nil {
 		return nil, err
@@ -57,6 +62,9 @@ func InProcess(ctx context.Context, o *Options, progress Progress) ([]*RankResul
 		return nil, err
 	}
 	ranks[0].between = between(o, progress)
+	if tamper != nil {
+		each(o.Ranks, func(p int) error { tamper(ranks[p]); return nil })
+	}
 	results := make([]*RankResult, o.Ranks)
 	errs = each(o.Ranks, func(p int) (err error) {
 		if results[p], err = ranks[p].run(); err != nil {

@@ -2,6 +2,7 @@ package rounds
 
 import (
 	"math"
+	"strings"
 	"time"
 
 	"moerail/cmd/moerail/internal/affine"
@@ -25,7 +26,7 @@ func newModel(o *Options) (*model, error) {
 	var err error
 	if o.Placement != "" {
 		if m.given, err = workload.ReadPlacement(o.Placement, o.Ranks, o.Experts); err != nil {
-			return nil, &OptionError{"placement", err.Error()}
+			return nil, &OptionError{"placement", strings.TrimPrefix(err.Error(), "workload: ")}
 		}
 	}
 	m.placement = m.given

@@ -3,8 +3,10 @@ package rounds
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"moerail/cmd/moerail/internal/machine"
 	"moerail/internal/workload"
 	"moerail/moe"
 	"moerail/moe/routing"
@@ -154,11 +156,14 @@ func (o *Options) resolveTokens() error {
 			return bad("is %d on rank %d, allowed are 0 to %d", n, p, routing.MaxTokens)
 		}
 	}
+	if need, have := o.memory(), machine.AvailableBytes(); need > have {
+		return bad("x hidden %d needs %d MiB for tokens and results alone, this machine has %d MiB", o.Hidden, need>>20, have>>20)
+	}
 	var err error
 	o.source, err = workload.Open(o.Routing, workload.Shape{Ranks: o.Ranks, Experts: o.Experts, TopK: o.TopK,
 		MaxTokens: o.maxTokens(), Seed: o.Seed})
 	if err != nil {
-		return &OptionError{"routing", err.Error()}
+		return &OptionError{"routing", strings.TrimPrefix(err.Error(), "workload: ")}
 	}
 	if o.Ranks%o.Replicas != 0 {
 		return &OptionError{"replicas", fmt.Sprintf("is %d, want a divisor of %d ranks", o.Replicas, o.Ranks)}
@@ -184,6 +189,20 @@ func oneOf(flag, value string, words []string) error {
 		}
 	}
 	return &OptionError{flag, fmt.Sprintf("is %q, want one of %v", value, words)}
+}
+
+// memory is the bytes of the row pool and of the results, which are allocated
+// whatever the routing says; what the runtime maps is touched as rows come.
+func (o *Options) memory() uint64 {
+	tokens, rows := uint64(0), uint64(poolRows+o.maxTokens())
+	for _, n := range o.Tokens {
+		tokens += uint64(n)
+	}
+	if o.Launch == "processes" {
+		rows *= uint64(o.Ranks)
+	}
+	const most = 4 // bytes of an element, in each of the three
+	return uint64(o.Hidden) * most * (rows + poolRows + tokens*uint64(o.Slots))
 }
 
 // maxTokens is the limit to declare; a run without tokens still has rounds.

@@ -35,6 +35,7 @@ type rank struct {
 	p       int // rank number
 	owner   int // whose tokens it brings
 	n       int // tokens
+	model   *model
 	load    *payload
 	routing workload.Source
 	experts *affine.Experts
@@ -57,7 +58,7 @@ type rank struct {
 
 // newRank prepares a rank around an open communicator.
 func newRank(o *Options, c *moe.Communicator, m *model, barrier func() error) (*rank, error) {
-	r := &rank{opt: o, comm: c, p: c.Rank(), load: m.load, barrier: barrier}
+	r := &rank{opt: o, comm: c, p: c.Rank(), model: m, load: m.load, barrier: barrier}
 	r.owner = o.owner(r.p)
 	r.n = o.Tokens[r.p]
 	r.routing = m.routing
