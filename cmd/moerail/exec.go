@@ -1,0 +1,73 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"moerail/cmd/moerail/internal/replay"
+	"moerail/internal/casefile"
+)
+
+// newExec is `moerail exec`.
+func newExec() *cobra.Command {
+	return &cobra.Command{
+		Use:   "exec CASE.json",
+		Short: "Carry out one explicit case and print exact results",
+		Args:  cobra.ExactArgs(1),
+		Long: `Carries out a moerail-case/1 file, every rank in this process over the loopback
+fabric, and prints a moerail-result/1 document. "-" reads standard input.
+
+The exit code is 0 when the case was carried out, whatever its rounds say, and 2
+when the file is bad or asks for what is not there: the faults seed, reorder,
+delay_us and pause are. Rounds go over the slots round-robin, as many in flight as
+there are slots; the wire of rounds in flight together is null.`,
+		Example: `  moerail exec testdata/cases/ep-05.json
+  generate-a-case | moerail exec -`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := readCase(args[0], cmd.InOrStdin())
+			if err != nil {
+				return usageError{err}
+			}
+			res, arrivals, err := replay.Run(cmd.Context(), c)
+			var unfit *replay.CaseError
+			switch {
+			case errors.As(err, &unfit):
+				return usageError{fmt.Errorf("%s: %w", args[0], err)}
+			case err != nil:
+				return fmt.Errorf("%s: %w", args[0], err)
+			}
+			if err := casefile.WriteResult(cmd.OutOrStdout(), res); err != nil {
+				return err
+			}
+			if len(arrivals) > 0 {
+				return &wrongError{fmt.Sprintf("%s: the fabric refused %d operations, the first: %s", args[0], len(arrivals), arrivals[0])}
+			}
+			return nil
+		},
+	}
+}
+
+// readCase reads a case file; name "-" is standard input.
+func readCase(name string, stdin io.Reader) (*casefile.Case, error) {
+	if name == "-" {
+		c, err := casefile.Decode(stdin)
+		if err != nil {
+			return nil, fmt.Errorf("standard input: %w", err)
+		}
+		return c, nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	c, err := casefile.Decode(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return c, nil
+}

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"moerail/cmd/moerail/internal/replay"
+	"moerail/internal/casefile"
+)
+
+const casesDir = "../../testdata/cases"
+
+// TestCases carries out every case of the collection. Each must give what its
+// .want.json says, as far as that is exact, and what the definition says.
+func TestCases(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(casesDir, "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, file := range files {
+		name, isCase := strings.CutSuffix(filepath.Base(file), ".json")
+		if strings.HasSuffix(name, ".want") || !isCase {
+			continue
+		}
+		n++
+		t.Run(name, func(t *testing.T) { replayCase(t, file) })
+	}
+	if n < 50 {
+		t.Errorf("%d cases in %s, there were more", n, casesDir)
+	}
+}
+
+func replayCase(t *testing.T, file string) {
+	c, err := readCase(file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, arrivals, err := replay.Run(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range arrivals {
+		t.Errorf("the fabric refused: %s", a)
+	}
+	// What was printed must be what was meant: compare what reads back.
+	var text bytes.Buffer
+	if err := casefile.WriteResult(&text, got); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = casefile.DecodeResult(&text); err != nil {
+		t.Fatal(err)
+	}
+	if err := casefile.Check(c, got); err != nil {
+		t.Errorf("the definition: %v", err)
+	}
+	f, err := os.Open(strings.TrimSuffix(file, ".json") + ".want.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	want, err := casefile.DecodeResult(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := casefile.Match(want, got); err != nil {
+		t.Errorf("%s: %v", f.Name(), err)
+	}
+}
+
+const tinyCase = `{"format":"moerail-case/1","ranks":2,"experts":2,"top_k":1,"hidden":2,` +
+	`"rounds":[{"ranks":[{"x":[[1,2]],"ids":[[1]],"weights":[[0.5]]},{}]}]`
+
+func TestExecFromStandardInput(t *testing.T) {
+	code, out, errs := moerail(t, tinyCase+"}", "exec", "-")
+	if code != 0 || errs != "" || !strings.Contains(out, `"out":[[0.5,1]]`) || !strings.Contains(out, `"rows":1`) {
+		t.Errorf("exit code %d, said %q\n%s", code, errs, out)
+	}
+}
+
+func TestBadCases(t *testing.T) {
+	for name, c := range map[string]struct{ text, says string }{
+		"empty":              {"", "standard input"},
+		"truncated":          {tinyCase[:60], "line 1"},
+		"not JSON":           {"ranks: 2", "line 1"},
+		"unknown key":        {tinyCase + `,"rank":2}`, "rank: unknown key"},
+		"wrong type":         {tinyCase + `,"slots":"two"}`, "slots"},
+		"out of range":       {tinyCase + `,"deadline_ms":-1}`, "deadline_ms"},
+		"trailing":           {tinyCase + `} {}`, "follows"},
+		"fault not yet":      {tinyCase + `,"faults":{"kill":[{"rank":0,"round":0,"phase":"experts"}]}}`, "faults.kill: not yet"},
+		"fabric not yet":     {tinyCase + `,"fabric":"verbs"}`, "fabric: verbs: not yet"},
+		"masks not yet":      {tinyCase + `,"on_failure":"mask"}`, "on_failure: mask: not yet"},
+		"beyond the runtime": {tinyCase + `,"nics":5}`, "NICs is 5, want 1 to 4"},
+		"huge":               {`{"format":"moerail-case/1","pad":"` + strings.Repeat("x", 17<<20) + `"}`, "more than"},
+		"deep":               {strings.Repeat("[", 100000), "an object"},
+	} {
+		code, out, errs := moerail(t, c.text, "exec", "-")
+		if code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) {
+			t.Errorf("%s: exit code %d, standard output %q, standard error %.300q; want 2, nothing, one line with %q", name, code, out, errs, c.says)
+		}
+	}
+}

@@ -1,0 +1,262 @@
+package rounds
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"moerail/peergroup"
+)
+
+// envListener tells the process of rank 0 that it inherits a listening socket,
+// as descriptor inheritedFD: nobody can take the port in between.
+const (
+	envListener = "MOERAIL_LISTEN_INHERITED"
+	inheritedFD = 3
+)
+
+// childGrace, and two phases' deadlines, is what children get to end by
+// themselves.
+const childGrace = 5 * time.Second
+
+// ChildError is a rank's process that did not end well.
+type ChildError struct {
+	Rank   int
+	Code   int      // its exit code, -1 if a signal ended it
+	Reason string   // what it said, or how it ended
+	Others []string // what the others said that failed after it
+}
+
+func (e *ChildError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e.Reason) }
+
+// Processes runs every rank as a process of its own: program with the flags of
+// o, launched by environment. It returns the report that rank 0 wrote. No child
+// outlives this process, nor ctx.
+//
+// When a child fails the others have their own deadlines to notice by
+// themselves and say so; then they are killed.
+func Processes(ctx context.Context, program string, o *Options) (*Report, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous: %w", err)
+	}
+	defer listener.Close()
+	inherited, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		return nil, fmt.Errorf("rendezvous: %w", err)
+	}
+	defer inherited.Close()
+	secret := make([]byte, 16)
+	rand.Read(secret)
+
+	running, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var out strings.Builder
+	children := make([]*child, o.Ranks)
+	for p := range children {
+		children[p] = &child{rank: p}
+		cmd := exec.CommandContext(running, program, o.childArgs()...)
+		cmd.Env = append(cleanEnv(os.Environ()),
+			"RANK="+strconv.Itoa(p), "LOCAL_RANK="+strconv.Itoa(p), "WORLD_SIZE="+strconv.Itoa(o.Ranks),
+			peergroup.EnvAddr+"="+listener.Addr().String(), peergroup.EnvSecret+"="+hex.EncodeToString(secret),
+			"GOMAXPROCS="+strconv.Itoa(max(1, runtime.NumCPU()/o.Ranks)))
+		if p == 0 {
+			cmd.Env = append(cmd.Env, envListener+"=1")
+			cmd.ExtraFiles = []*os.File{inherited}
+			cmd.Stdout = &out
+		}
+		cmd.Stderr = &children[p].said
+		// The kernel kills the child when the thread that started it ends; see wait.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		cmd.WaitDelay = time.Second
+		children[p].cmd = cmd
+	}
+	first := waitAll(children, cancel, childGrace+2*time.Duration(o.Deadline))
+	if ctx.Err() != nil {
+		return nil, errInterrupted
+	}
+	rep := new(Report)
+	err = json.Unmarshal([]byte(out.String()), rep)
+	switch {
+	case err != nil && first != nil:
+		return nil, blame(children, first)
+	case err != nil:
+		return nil, fmt.Errorf("rank 0 wrote no report: %w", err)
+	case first != nil && rep.Error == "":
+		rep.Verified, rep.Error = false, blame(children, first).Error()
+	}
+	rep.Config.Launch = o.Launch
+	return rep, nil
+}
+
+var errInterrupted = errors.New("interrupted")
+
+type child struct {
+	rank int
+	cmd  *exec.Cmd
+	said tail
+	err  error
+}
+
+// waitAll starts the children, waits for all of them and returns the one that
+// failed first, nil if none did. kill is called grace after that.
+func waitAll(children []*child, kill func(), grace time.Duration) *child {
+	ended := make(chan *child)
+	for _, c := range children {
+		go func() {
+			// One thread starts the child and stays until it has ended, since its
+			// own end would be taken for the parent's.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			c.err = c.cmd.Run()
+			ended <- c
+		}()
+	}
+	var first *child
+	for range children {
+		c := <-ended
+		if c.err == nil || first != nil {
+			continue
+		}
+		first = c
+		timer := time.AfterFunc(grace, kill)
+		defer timer.Stop()
+	}
+	return first
+}
+
+// blame describes the child that failed first, and what the others said.
+func blame(children []*child, first *child) *ChildError {
+	e := &ChildError{Rank: first.rank}
+	e.Code, e.Reason = first.reason()
+	for _, c := range children {
+		if c == first || c.err == nil {
+			continue
+		}
+		if code, said := c.reason(); code >= 0 {
+			e.Others = append(e.Others, fmt.Sprintf("rank %d: %s", c.rank, said))
+		}
+	}
+	return e
+}
+
+func (c *child) reason() (code int, text string) {
+	var exit *exec.ExitError
+	if !errors.As(c.err, &exit) {
+		return 1, c.err.Error()
+	}
+	code = exit.ExitCode()
+	said := strings.TrimPrefix(c.said.lastLine(), "moerail: ")
+	switch {
+	case code < 0:
+		return code, "its process ended: " + exit.String()
+	case said == "":
+		return code, fmt.Sprintf("its process ended with exit code %d and said nothing", code)
+	}
+	return code, said
+}
+
+// tail keeps the end of what a child wrote to standard error.
+type tail struct {
+	mu   sync.Mutex
+	text []byte // guarded by mu
+}
+
+const tailBytes = 16 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, p...)
+	if extra := len(t.text) - tailBytes; extra > 0 {
+		t.text = append(t.text[:0], t.text[extra:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) lastLine() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last := ""
+	for s := bufio.NewScanner(strings.NewReader(string(t.text))); s.Scan(); {
+		if line := strings.TrimSpace(s.Text()); line != "" {
+			last = line
+		}
+	}
+	return last
+}
+
+// cleanEnv leaves out what would tell a child another place in another job.
+func cleanEnv(env []string) []string {
+	var kept []string
+	for _, kv := range env {
+		name, _, _ := strings.Cut(kv, "=")
+		switch {
+		case name == "RANK", name == "LOCAL_RANK", name == "WORLD_SIZE", name == "GOMAXPROCS",
+			strings.HasPrefix(name, "MASTER_"), strings.HasPrefix(name, "OMPI_"),
+			strings.HasPrefix(name, "SLURM_"), strings.HasPrefix(name, "MOERAIL_"):
+		default:
+			kept = append(kept, kv)
+		}
+	}
+	return kept
+}
+
+// childArgs is the command line of a rank's process.
+func (o *Options) childArgs() []string {
+	tokens := make([]string, len(o.Tokens))
+	for p, n := range o.Tokens {
+		tokens[p] = strconv.Itoa(n)
+	}
+	args := []string{"run", "--json", "--launch", "env", "--tokens", strings.Join(tokens, ","),
+		"--dtype", o.DType, "--out-dtype", o.OutDType, "--layout", o.Layout, "--reduce", o.Reduce,
+		"--routing", o.Routing, "--placement", o.Placement, "--fabric", o.Fabric, "--device", o.Device,
+		"--deadline", time.Duration(o.Deadline).String(), "--verify", o.Verify,
+		"--seed", strconv.FormatUint(o.Seed, 10)}
+	for _, f := range []struct {
+		name  string
+		value int
+	}{
+		{"ranks", o.Ranks}, {"ranks-per-node", o.RanksPerNode}, {"experts", o.Experts}, {"top-k", o.TopK},
+		{"hidden", o.Hidden}, {"replicas", o.Replicas}, {"slots", o.Slots}, {"nics", o.NICs},
+		{"window-rows", o.WindowRows}, {"rounds", o.Rounds}, {"warmup", o.Warmup},
+	} {
+		args = append(args, "--"+f.name, strconv.Itoa(f.value))
+	}
+	return args
+}
+
+// Join makes this process the rank that its environment says. The number of
+// ranks there must be that of the run.
+func Join(ctx context.Context, getenv func(string) string) (peergroup.Group, error) {
+	cfg, err := peergroup.FromEnv(getenv)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Timeout = setupDeadline
+	if getenv(envListener) != "" && cfg.Rank == 0 {
+		f := os.NewFile(inheritedFD, "rendezvous")
+		unix.CloseOnExec(inheritedFD)
+		cfg.Listener, err = net.FileListener(f)
+		err = errors.Join(err, f.Close())
+		if err != nil {
+			return nil, fmt.Errorf("rendezvous: inherited socket: %w", err)
+		}
+	}
+	return peergroup.JoinTCP(ctx, cfg)
+}

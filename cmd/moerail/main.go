@@ -1,0 +1,40 @@
+// Command moerail runs expert-parallel rounds, carries out case files and says
+// what a machine can do.
+//
+//	moerail run     rounds on this machine, or as one rank of a job, verified and timed
+//	moerail exec    one explicit case, exact results
+//	moerail doctor  what this machine and build can do
+//
+// Exit codes: 0 done and right; 1 it ran and something was wrong; 2 bad
+// arguments or a bad file, with one line that says what and where.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+const (
+	exitWrong = 1
+	exitUsage = 2
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := newRoot().ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var quiet *wrongError
+	if !errors.As(err, &quiet) || quiet.text != "" {
+		fmt.Fprintf(os.Stderr, "moerail: %s\n", oneLine(err.Error()))
+	}
+	return exitCode(err)
+}
