@@ -26,6 +26,11 @@
 // namespace, because that is where abstract socket names live. Memory is memfd,
 // so a killed process leaves nothing behind in any file system.
 //
+// Limits: 512 senders and 4096 regions open to peers per domain, 1024 domains
+// per process. An ordered pair of domains costs six mappings and two descriptors
+// when both are of one process (half of each in two), so the kernel's default of
+// 65530 mappings allows about 100 domains of one process to know each other all.
+//
 // What the key of a region protects: a peer gets the descriptor only if it
 // shows the region's key to its owner. From then on the peer can touch the whole
 // shared object behind the region, also outside the region and after its close,

@@ -14,7 +14,8 @@ type Config struct {
 	// NumNICs is how many NICs to show, 1 to 16; 0 means 1. All are the same
 	// memory; more than one only serves to run what is built for several.
 	NumNICs int
-	// PeerTimeout bounds each exchange with a peer's process: AddPeer and Import.
+	// PeerTimeout bounds each exchange with a peer's process (AddPeer, Import), and
+	// how long closing a region waits for a sender in the middle of a write.
 	// 0 means 5 s.
 	PeerTimeout time.Duration
 }
