@@ -8,6 +8,9 @@ import "moerail/kernels/abi"
 // Device makes streams.
 type Device interface {
 	Name() string
+	// Bumps tells whether bump is called for every word that a stage writes, so
+	// that a proxy need not poll for them.
+	Bumps() bool
 	// NewStream starts a stream. bump is called from any goroutine after a stage
 	// wrote words that a proxy polls, so that a parked proxy wakes; it must not
 	// block. A device whose proxy polls anyway may never call it.

@@ -36,6 +36,7 @@ const (
 	PhaseCombineSend  = "combine_send"
 	PhaseCombineRecv  = "combine_recv"
 	PhaseClose        = "close"
+	PhaseBarrier      = "barrier"
 )
 
 // RoundError is any error of a round.

@@ -419,4 +419,8 @@ func (c *Communicator) makeSides(w *engine.Worker) {
 		}
 	}
 	c.barrier = &barrier{tracker: w.NewTracker(), got: make([]uint64, c.ranks), me: c.rank}
+	imm := c.base + transport.Imm(c.plan.NumImms()+uint32(c.rank))
+	for _, q := range routing.Others(c.rank, c.ranks) {
+		c.barrier.ops = append(c.barrier.ops, engine.GroupOp{Entry: int32(q), Imm: imm})
+	}
 }

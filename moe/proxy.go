@@ -43,6 +43,12 @@ func newProxy(c *Communicator) *proxy {
 // Poll is the worker's turn.
 func (p *proxy) Poll(w *engine.Worker) (busy bool) {
 	p.now = 0
+	if b := p.c.barrier; !p.halted && b.posted < b.entered.Load() {
+		busy = true
+		if err := b.step(w, p.c.groups[0]); err != nil {
+			p.fail(p.c.slots[0], PhaseBarrier, err)
+		}
+	}
 	for _, s := range p.c.slots {
 		round := s.combine.Round()
 		if p.halted || !s.dispatch.Pending() && !s.combine.Pending(s.dispatch.Posted(round)) {
@@ -56,6 +62,10 @@ func (p *proxy) Poll(w *engine.Worker) (busy bool) {
 	}
 	return busy
 }
+
+// MaySleep says that the worker may park: whatever the proxy waits for comes as an
+// immediate or a completion, or the device and Barrier wake the engine.
+func (p *proxy) MaySleep() bool { return p.c.device.Bumps() }
 
 func (p *proxy) step(w *engine.Worker, s *slot) {
 	if _, err := s.dispatch.Step(w); err != nil {
@@ -145,11 +155,13 @@ func (p *proxy) fail(s *slot, phase string, err error) {
 	p.c.fail(re)
 }
 
-// barrier counts the empty immediates of Communicator.Barrier.
+// barrier is the state of Communicator.Barrier: empty immediates, counted.
 type barrier struct {
 	tracker *engine.Tracker
-	got     []uint64 // worker
-	entered uint64   // barriers this rank has entered; its user's
+	got     []uint64 // worker: barriers that each rank has entered
+	ops     []engine.GroupOp
+	posted  uint64 // worker: barriers announced to the others
+	entered atomic.Uint64
 	passed  atomic.Uint64
 	me      int
 }
@@ -163,4 +175,10 @@ func (b *barrier) arrived(src int) {
 		}
 	}
 	b.passed.Store(least)
+}
+
+// step announces a barrier that this rank has entered.
+func (b *barrier) step(w *engine.Worker, g *engine.PeerGroup) error {
+	b.posted++
+	return w.Scatter(g, b.tracker, b.ops)
 }

@@ -8,8 +8,6 @@ import (
 
 	"moerail/internal/mem"
 	"moerail/kernels/abi"
-	"moerail/moe/routing"
-	"moerail/transport"
 	"moerail/transport/engine"
 )
 
@@ -502,22 +500,8 @@ func (c *Communicator) Barrier(ctx context.Context) error {
 		return c.failed()
 	}
 	b := c.barrier
-	b.entered++
-	want := b.entered
-	var err error
-	if cerr := c.engine.Call(func(w *engine.Worker) {
-		ops := make([]engine.GroupOp, 0, c.ranks)
-		imm := c.base + transport.Imm(c.plan.NumImms()+uint32(c.rank))
-		for _, q := range routing.Others(c.rank, c.ranks) {
-			ops = append(ops, engine.GroupOp{Entry: int32(q), Imm: imm})
-		}
-		err = w.Scatter(c.groups[0], b.tracker, ops)
-	}); cerr != nil {
-		return c.closedError()
-	}
-	if err != nil {
-		return err
-	}
+	want := b.entered.Add(1)
+	c.engine.Wake()
 	limit := time.Now().Add(c.cfg.Deadline)
 	for i := 0; b.passed.Load() < want; i++ {
 		if err := c.failed(); err != nil {
@@ -535,17 +519,10 @@ func (c *Communicator) Barrier(ctx context.Context) error {
 					}
 				}
 			})
-			return &RoundError{Code: CodeDeadline, Phase: "barrier", Ranks: late, Token: -1, Pick: -1,
+			return &RoundError{Code: CodeDeadline, Phase: PhaseBarrier, Ranks: late, Token: -1, Pick: -1,
 				What: fmt.Sprintf("deadline of %v passed, waiting for %s", c.cfg.Deadline, ranksText(late))}
 		}
 		pause(i)
 	}
 	return nil
-}
-
-func (c *Communicator) closedError() error {
-	if err := c.failed(); err != nil {
-		return err
-	}
-	return &RoundError{Code: CodeClosed, Phase: PhaseClose, Token: -1, Pick: -1, What: "the engine is closed"}
 }

@@ -69,6 +69,9 @@ func NewDevice(cfg Config) (*Device, error) {
 // Name is "host".
 func (d *Device) Name() string { return "host" }
 
+// Bumps is true: the stages run in this process.
+func (d *Device) Bumps() bool { return true }
+
 // NewStream starts a stream with its goroutine, which ends with Close. A nil bump
 // is allowed: nobody is woken.
 func (d *Device) NewStream(bump func()) (kernels.Stream, error) {
