@@ -1,4 +1,4 @@
-//go:build !amd64 || purego
+//go:build !amd64 || purego || race
 
 package simd
 
@@ -12,3 +12,4 @@ func asmAmax([]float32) (float32, int)           { return 0, 0 }
 func asmE4M3([]byte, []float32, float32) int     { return 0 }
 func asmWidenBF16([]float32, []byte) int         { return 0 }
 func asmWidenFP16([]float32, []byte) int         { return 0 }
+func asmCopyAround(_, _ []byte) (from, done int) { return 0, 0 }

@@ -58,7 +58,10 @@ func randomWeight(r *rand.Rand) float32 {
 }
 
 func TestSumsGiveThePortableBits(t *testing.T) {
-	t.Logf("instructions in use: %s", Kind())
+	eachKind(t, testSums)
+}
+
+func testSums(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for fi := range sums {
 		f := &sums[fi]
@@ -115,6 +118,29 @@ func TestSumIsRoundedAsDefined(t *testing.T) {
 	SumFP32(got, nil, nil)
 	if !bytes.Equal(got, make([]byte, 16)) {
 		t.Fatalf("no rows: %x", got)
+	}
+}
+
+func TestCopyAroundCopies(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 9))
+	src := make([]byte, 9000)
+	for i := range src {
+		src[i] = byte(r.Uint32())
+	}
+	for _, n := range []int{0, 1, 63, 1023, 1024, 1025, 1087, 1151, 4096, 8191} {
+		for range 30 {
+			so, do := r.IntN(65), r.IntN(65)
+			buf := bytes.Repeat([]byte{0x5a}, do+n+100)
+			CopyAround(buf[do:do+n], src[so:])
+			if !bytes.Equal(buf[do:do+n], src[so:so+n]) {
+				t.Fatalf("%d bytes from %d to %d differ", n, so, do)
+			}
+			for i, b := range buf {
+				if (i < do || i >= do+n) && b != 0x5a {
+					t.Fatalf("%d bytes from %d to %d: byte %d outside was written", n, so, do, i-do)
+				}
+			}
+		}
 	}
 }
 

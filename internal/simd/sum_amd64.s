@@ -1,4 +1,4 @@
-//go:build !purego
+//go:build !purego && !race
 
 #include "textflag.h"
 
@@ -6,7 +6,7 @@
 // func sumFP16AVX2(dst *byte, n int, src *[]byte, k int, w *float32)
 // func sumFP32AVX2(dst *byte, n int, src *[]byte, k int, w *float32)
 //
-// n elements, a multiple of 8, of k rows. src is an array of slice headers: 24
+// n elements, a multiple of 8, of k > 0 rows. src is an array of slice headers: 24
 // bytes, of which the first 8 are the address. Columns are taken 32 (then 8) at a
 // time, all rows of them before the next, so that the sums stay in registers.
 //
@@ -76,8 +76,6 @@ TEXT ·sumBF16AVX2(SB), NOSPLIT, $0-40
 bf32:
 	ZERO4
 	FIRSTROW
-	TESTQ R10, R10
-	JZ    bf32store
 
 bf32row:
 	MOVQ (R8), R11
@@ -97,7 +95,6 @@ bf32row:
 	NEXTROW
 	JNZ bf32row
 
-bf32store:
 	TOBF16(Y0)
 	TOBF16(Y1)
 	TOBF16(Y2)
@@ -119,8 +116,6 @@ bf8:
 bf8next:
 	VXORPS Y0, Y0, Y0
 	FIRSTROW
-	TESTQ R10, R10
-	JZ    bf8store
 
 bf8row:
 	MOVQ (R8), R11
@@ -131,7 +126,6 @@ bf8row:
 	NEXTROW
 	JNZ bf8row
 
-bf8store:
 	TOBF16(Y0)
 	VEXTRACTI128 $1, Y0, X1
 	VPACKUSDW X1, X0, X0
@@ -153,8 +147,6 @@ TEXT ·sumFP16AVX2(SB), NOSPLIT, $0-40
 fh32:
 	ZERO4
 	FIRSTROW
-	TESTQ R10, R10
-	JZ    fh32store
 
 fh32row:
 	MOVQ (R8), R11
@@ -170,7 +162,6 @@ fh32row:
 	NEXTROW
 	JNZ fh32row
 
-fh32store:
 	FIXNAN(Y0)
 	FIXNAN(Y1)
 	FIXNAN(Y2)
@@ -190,8 +181,6 @@ fh8:
 fh8next:
 	VXORPS Y0, Y0, Y0
 	FIRSTROW
-	TESTQ R10, R10
-	JZ    fh8store
 
 fh8row:
 	MOVQ (R8), R11
@@ -201,7 +190,6 @@ fh8row:
 	NEXTROW
 	JNZ fh8row
 
-fh8store:
 	FIXNAN(Y0)
 	VCVTPS2PH $0, Y0, (DI)(AX*1)
 	ADDQ $16, AX
@@ -221,8 +209,6 @@ TEXT ·sumFP32AVX2(SB), NOSPLIT, $0-40
 fs32:
 	ZERO4
 	FIRSTROW
-	TESTQ R10, R10
-	JZ    fs32store
 
 fs32row:
 	MOVQ (R8), R11
@@ -238,7 +224,6 @@ fs32row:
 	NEXTROW
 	JNZ fs32row
 
-fs32store:
 	FIXNAN(Y0)
 	FIXNAN(Y1)
 	FIXNAN(Y2)
@@ -258,8 +243,6 @@ fs8:
 fs8next:
 	VXORPS Y0, Y0, Y0
 	FIRSTROW
-	TESTQ R10, R10
-	JZ    fs8store
 
 fs8row:
 	MOVQ (R8), R11
@@ -269,7 +252,6 @@ fs8row:
 	NEXTROW
 	JNZ fs8row
 
-fs8store:
 	FIXNAN(Y0)
 	VMOVUPS Y0, (DI)(AX*1)
 	ADDQ $32, AX

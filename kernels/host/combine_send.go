@@ -33,6 +33,12 @@ func (r *stageRun) combineSend(p *abi.CombineSendParams) {
 	if r.sh.Layout == abi.LayoutBatched {
 		w.rowLimit = uint64(r.sh.NumLocalExperts) * uint64(r.sh.ExpertCapacity)
 	}
+	var rows uint64
+	for _, src := range r.sources() {
+		rows += uint64(src.ReturnRows)
+	}
+	r.writes(rows * uint64(r.sh.ReturnRowBytes))
+	r.row = grow(r.row, int(r.sh.OutRowBytes))
 	w.starts = view[int32](p.Starts, int(r.sh.NumLocalExperts)+1)
 	w.writeAll()
 }
@@ -188,16 +194,21 @@ func (w *returnWriter) put(n uint64, ok bool) {
 	r := w.r
 	size := int(r.sh.OutRowBytes)
 	offset := n * uint64(r.sh.ReturnRowBytes)
-	dst := view[byte](w.dsts[0]+offset, size)
+	made, rest := view[byte](w.dsts[0]+offset, size), w.dsts[1:]
+	if r.around { // made in the nearest cache, then moved out
+		made, rest = r.row, w.dsts
+	}
 	switch {
 	case !ok:
-		r.fillNaN(dst)
+		r.fillNaN(made)
+	case r.sh.ReduceAtHome != 0 && r.around:
+		made = r.rows[0]
 	case r.sh.ReduceAtHome != 0:
-		copy(dst, r.rows[0])
+		copy(made, r.rows[0])
 	default:
-		r.sum(dst)
+		r.sum(made)
 	}
-	for _, d := range w.dsts[1:] {
-		copy(view[byte](d+offset, size), dst)
+	for _, d := range rest {
+		r.copyRow(view[byte](d+offset, size), made)
 	}
 }

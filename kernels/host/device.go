@@ -24,6 +24,10 @@ import (
 const (
 	MaxQueue = 1024
 	MaxSpin  = 1 << 20
+
+	// defaultCacheBytes: two megabytes of second-level cache and as much again of a
+	// shared third. Measured in simd.CopyAround.
+	defaultCacheBytes = 4 << 20
 )
 
 // Config says how streams behave. The zero value is ready to use.
@@ -36,6 +40,10 @@ type Config struct {
 	// Passive leaves launches to Sync: the caller's goroutine runs them there, and
 	// the stream goroutine is not woken. For callers who always Sync at once.
 	Passive bool
+	// CacheBytes is how much a stage may write through the caches: one that writes
+	// more is read after they have turned over, and writes its rows around them.
+	// 0 means 4 MiB.
+	CacheBytes uint64
 }
 
 // Device is the CPU.
@@ -62,6 +70,9 @@ func NewDevice(cfg Config) (*Device, error) {
 	}
 	if cfg.Spin == 0 {
 		cfg.Spin = 64
+	}
+	if cfg.CacheBytes == 0 {
+		cfg.CacheBytes = defaultCacheBytes
 	}
 	return &Device{cfg: cfg}, nil
 }

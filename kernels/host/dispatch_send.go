@@ -50,6 +50,11 @@ func (r *stageRun) dispatchSend(p *abi.DispatchSendParams) {
 	} else {
 		copy(returnRows, r.plan.rows)
 	}
+	var rows uint64
+	for _, n := range r.plan.rows {
+		rows += uint64(n)
+	}
+	r.writes(rows * uint64(r.sh.RowBytes))
 	w := blockWriter{r: r, p: p, bump: bumper{bump: r.s.bump}}
 	if refused {
 		w.flags = abi.FlagAborted
@@ -148,15 +153,15 @@ func (w *blockWriter) write(dst uint64, q int) (rows uint32, size uint64) {
 
 // copyToken writes the payload and scales of a token to the row at dst.
 func (w *blockWriter) copyToken(dst uint64, tok int) {
-	p, sh := w.p, w.r.sh
+	r, p, sh := w.r, w.p, w.r.sh
 	payload := view[byte](dst, int(sh.PayloadBytes))
 	if sh.In != sh.Wire {
 		codes, scales := w.quantise(tok)
-		copy(payload, codes)
+		r.copyRow(payload, codes)
 		copy(view[float32](dst+uint64(sh.ScaleOffset), len(scales)), scales)
 		return
 	}
-	copy(payload, view[byte](p.X+uint64(tok)*p.XStride, int(sh.PayloadBytes)))
+	r.copyRow(payload, view[byte](p.X+uint64(tok)*p.XStride, int(sh.PayloadBytes)))
 	if sh.ScaleBytes != 0 {
 		copy(view[byte](dst+uint64(sh.ScaleOffset), int(sh.ScaleBytes)),
 			view[byte](p.Scales+uint64(tok)*p.ScaleStride, int(sh.ScaleBytes)))

@@ -20,6 +20,11 @@ func (r *stageRun) handOut(p *abi.DispatchRecvParams) {
 		return
 	}
 	r.describePadding(p)
+	var all uint64
+	for _, c := range r.recv.counts {
+		all += uint64(c)
+	}
+	r.writes(all * uint64(sh.PayloadBytes))
 	var rows, picks, over uint64
 	srcRows := view[uint32](p.SourceRows, r.ranks())
 	for s, src := range r.sources() {
@@ -96,7 +101,7 @@ func (r *stageRun) placeRows(p *abi.DispatchRecvParams, s int, over uint64) (pla
 		for j := 0; j < len(picks); j += 3 {
 			e := picks[j]
 			slot := uint64(r.recv.starts[e]) + uint64(before[e]) + uint64(picks[j+1])
-			copy(view[byte](p.ExpertX+slot*p.ExpertStride, payload), src)
+			r.copyRow(view[byte](p.ExpertX+slot*p.ExpertStride, payload), src)
 			if scale != 0 {
 				copy(view[byte](p.ExpertScales+slot*uint64(scale), scale), side)
 			}

@@ -38,8 +38,12 @@ func randomConfig(r *rand.Rand) worldConfig {
 		c.replicas = 2
 	}
 	c.firstRound = []uint64{0, 1, 255, 1<<16 - 2, 1<<31 - 2, 1<<32 - 2, 1<<40 + 1}[r.IntN(7)]
-	c.device.Passive = r.IntN(4) == 0
-	c.device.Passive = false
+	if r.IntN(2) == 0 {
+		c.device.CacheBytes = 1 // every stage writes around the caches
+	}
+	if r.IntN(8) == 0 {
+		c.hidden += 1000 // rows large enough for it
+	}
 	return c
 }
 

@@ -24,6 +24,9 @@ type stageRun struct {
 	rows [][]byte  // the rows of one weighted sum
 	w    []float32 // and their weights
 	dsts []uint64  // where one return block goes
+	row  []byte    // one return row on its way around the caches
+
+	around bool // this stage writes its rows around the caches
 }
 
 // begin sets the run up for a stage of the round that the slot is in.
@@ -32,6 +35,7 @@ func (r *stageRun) begin(stage uint32, sh *abi.Shape, sl *abi.Slot) {
 	r.round = word(sl.Round).Load()
 	r.tag = r.round + 1
 	r.waits = r.waits[:0]
+	r.around = false
 	r.meta = grow(r.meta, (abi.RowMetaBytes+int(sh.TopK)*abi.PickBytes)/4)
 	if cap(r.rows) < int(sh.TopK)+1 {
 		r.rows = make([][]byte, 0, sh.TopK+1)
@@ -141,6 +145,18 @@ func (r *stageRun) readMeta(row uint64) (picks []uint32, ok bool) {
 		return nil, false
 	}
 	return r.meta[2 : 2+3*n], true
+}
+
+// writes says how many bytes of rows this stage is going to write.
+func (r *stageRun) writes(bytes uint64) { r.around = bytes > r.s.cfg.CacheBytes }
+
+// copyRow copies a row, or what is large of one.
+func (r *stageRun) copyRow(dst, src []byte) {
+	if r.around {
+		simd.CopyAround(dst, src)
+		return
+	}
+	copy(dst, src)
 }
 
 // sum writes round(sum of w[j]*rows[j]) to dst in the type Out.

@@ -2,10 +2,12 @@ package host
 
 import (
 	"errors"
+	"flag"
 	"math"
 	"os"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -17,6 +19,9 @@ import (
 func TestMain(m *testing.M) {
 	before := runtime.NumGoroutine()
 	code := m.Run()
+	if f := flag.Lookup("test.fuzz"); f != nil && f.Value.String() != "" || slices.Contains(os.Args, "-test.fuzzworker") {
+		os.Exit(code) // fuzzing keeps goroutines of its own
+	}
 	// Goroutines that were told to end, also testing's own, may need a turn.
 	for start := time.Now(); runtime.NumGoroutine() > before && time.Since(start) < 5*time.Second; {
 		runtime.Gosched()
