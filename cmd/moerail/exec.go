@@ -24,8 +24,8 @@ fabric, and prints a moerail-result/1 document. "-" reads standard input.
 The exit code is 0 when the case was carried out, whatever its rounds say, and 2
 when the file is bad or asks for what is not there: the faults seed, reorder,
 delay_us and pause are. Rounds go over the slots round-robin, as many in flight as
-there are slots; the wire of rounds in flight together is null.`,
-		Example: `  moerail exec testdata/cases/ep-05.json
+there are slots.`,
+		Example: `  moerail exec testdata/cases/ep05_same_expert_twice.json
   generate-a-case | moerail exec -`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := readCase(args[0], cmd.InOrStdin())

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,33 @@ import (
 )
 
 const casesDir = "../../testdata/cases"
+
+// undetermined has no expectation, since who sees what depends on timing.
+const undetermined = "ep42_pause_beyond_deadline"
+
+// A rank that is late beyond the deadline is named by the others.
+func TestPauseBeyondDeadline(t *testing.T) {
+	c, err := readCase(filepath.Join(casesDir, undetermined+".json"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _, err := replay.Run(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := c.Faults.Pause[0]
+	for p, r := range got.Rounds[late.Round].Ranks {
+		if p == late.Rank {
+			continue
+		}
+		if e := r.Error; e == nil || e.Code != "deadline" || !slices.Equal(e.Ranks, []int{late.Rank}) || *e.Round != late.Round {
+			t.Errorf("rank %d: error %+v, want a deadline in round %d that names rank %d", p, e, late.Round, late.Rank)
+		}
+		if before := got.Rounds[late.Round-1].Ranks[p]; before.Error != nil || len(before.Out) == 0 {
+			t.Errorf("rank %d: the round before: %+v", p, before)
+		}
+	}
+}
 
 // TestCases carries out every case of the collection. Each must give what its
 // .want.json says, as far as that is exact, and what the definition says.
@@ -23,7 +51,7 @@ func TestCases(t *testing.T) {
 	n := 0
 	for _, file := range files {
 		name, isCase := strings.CutSuffix(filepath.Base(file), ".json")
-		if strings.HasSuffix(name, ".want") || !isCase {
+		if strings.HasSuffix(name, ".want") || !isCase || name == undetermined {
 			continue
 		}
 		n++
@@ -95,7 +123,7 @@ func TestBadCases(t *testing.T) {
 		"masks not yet":      {tinyCase + `,"on_failure":"mask"}`, "on_failure: mask: not yet"},
 		"beyond the runtime": {tinyCase + `,"nics":5}`, "NICs is 5, want 1 to 4"},
 		"huge":               {`{"format":"moerail-case/1","pad":"` + strings.Repeat("x", 17<<20) + `"}`, "more than"},
-		"deep":               {strings.Repeat("[", 100000), "an object"},
+		"deep":               {strings.Repeat("[", 100000), "line 1"},
 	} {
 		code, out, errs := moerail(t, c.text, "exec", "-")
 		if code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) {

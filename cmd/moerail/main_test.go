@@ -97,7 +97,7 @@ func TestBadArguments(t *testing.T) {
 		{[]string{"run", "--fabric", "libfabric:tcp"}, "libfabric:tcp is not in this build"},
 		{[]string{"run", "--fabric", "loopback", "--launch", "processes"}, "loopback joins ranks of one process"},
 		{[]string{"run", "--device", "cuda"}, "cuda is not in this build"},
-		{[]string{"run", "--routing", "testdata/none.u8:7"}, "none.u8"},
+		{[]string{"run", "--routing", "testdata/none.u8:7"}, "testdata/manifest.json"},
 		{[]string{"run", "--placement", "testdata/none.json"}, "none.json"},
 		{[]string{"run", "--ranks", "2", "--hidden", "16", "--window-rows", "500"}, "window rows is 500, want 0 to 128"},
 		{[]string{"run", "--ranks", "2", "--hidden", "16", "--window-rows", "500", "--launch", "processes"}, "window rows is 500, want 0 to 128"},

@@ -33,10 +33,10 @@ takes as long as its slowest rank. Experts, checks and the barriers around them
 are not in any time. fp8 rows are quantised by the runtime, one scale for 128
 values. Only rank 0 prints with --launch env.`,
 		Example: `  # 8 ranks in this process, DeepSeek-V3's shape, drawn routing
-  moerail run --dtype fp8
+  moerail run
 
   # recorded routing of one layer, a process for each rank
-  moerail run --launch processes --experts 64 --hidden 2048 --routing testdata/routing/olmoe-1b-7b_book.u8:7
+  moerail run --launch processes --experts 64 --hidden 2048 --dtype bf16 --routing testdata/routing/olmoe-1b-7b_book.u8:7
 
   # different numbers of tokens, skewed routing, two micro-batches in flight
   moerail run --ranks 4 --experts 16 --top-k 2 --hidden 512 --tokens 128,0,64,1 --routing zipf:1.2 --slots 2`,

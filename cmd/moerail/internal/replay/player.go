@@ -30,19 +30,17 @@ type player struct {
 	comm    *moe.Communicator
 	experts *affine.Experts
 	results []*casefile.RankResult // by round
-	wire    []wire                 // by round
-	last    moe.Stats
-	dead    *casefile.Error // why the communicator is of no more use
+	wire    []moe.SlotWire         // by round
+	last    []moe.SlotWire         // by slot, after its last round
+	dead    *casefile.Error        // why the communicator is of no more use
 
 	phase   atomic.Int32  // of casefile.Phases
 	entered atomic.Uint64 // phases entered
 }
 
-type wire struct{ messages, bytes, rows int64 }
-
 func newPlayer(p *play, rank int) *player {
 	n := p.c.NumRounds()
-	return &player{p: p, rank: rank, params: p.c.RankParams(rank), wire: make([]wire, n),
+	return &player{p: p, rank: rank, params: p.c.RankParams(rank), wire: make([]moe.SlotWire, n),
 		results: make([]*casefile.RankResult, n)}
 }
 
@@ -71,7 +69,7 @@ func (r *player) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.comm, r.last = c, c.Stats()
+	r.comm, r.last = c, make([]moe.SlotWire, max(r.params.Slots, 1))
 	e := affine.Config{Layout: cfg.Layout, TopK: cfg.TopK, Hidden: cfg.Hidden, In: cfg.DType, Out: cfg.OutDType, ScaleBlock: cfg.ScaleBlock}
 	for _, id := range c.LocalExperts() {
 		e.Scale = append(e.Scale, r.p.c.Scale[id])
@@ -198,9 +196,9 @@ func (r *player) finish(ctx context.Context, f *flight) {
 			r.failed(f, combineRecv, err)
 		}
 	}
-	now := r.comm.Stats()
-	r.wire[f.round] = wire{int64(now.Messages - r.last.Messages), int64(now.Bytes - r.last.Bytes), int64(now.Rows - r.last.Rows)}
-	r.last = now
+	now, last := r.comm.SlotWire(f.slot), r.last[f.slot]
+	r.wire[f.round] = moe.SlotWire{Messages: now.Messages - last.Messages, Bytes: now.Bytes - last.Bytes, Rows: now.Rows - last.Rows}
+	r.last[f.slot] = now
 }
 
 func widen[T int32 | uint32](counts []T) []int64 {

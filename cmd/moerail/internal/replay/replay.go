@@ -143,13 +143,11 @@ func (p *play) round(i int) casefile.RoundResult {
 	var messages, bytes, rows int64
 	for q, r := range p.ranks {
 		round.Ranks[q] = r.results[i]
-		messages += r.wire[i].messages
-		bytes += r.wire[i].bytes
-		rows += r.wire[i].rows
+		messages += int64(r.wire[i].Messages)
+		bytes += int64(r.wire[i].Bytes)
+		rows += int64(r.wire[i].Rows)
 	}
-	if p.c.Slots == 1 {
-		round.Wire = casefile.NewWire(messages, bytes, rows)
-	}
+	round.Wire = casefile.NewWire(messages, bytes, rows)
 	return round
 }
 

@@ -60,7 +60,7 @@ func (d *Duration) UnmarshalText(text []byte) error {
 func Defaults() Options {
 	return Options{
 		Ranks: 8, Experts: 256, TopK: 8, Hidden: 7168,
-		DType: "bf16", OutDType: "bf16", Layout: "grouped", Reduce: "expert", Routing: "uniform",
+		DType: "fp8", OutDType: "bf16", Layout: "grouped", Reduce: "expert", Routing: "uniform",
 		Replicas: 1, Slots: 1, NICs: 1, Rounds: 100, Warmup: 10, Seed: 1,
 		Fabric: "auto", Device: "auto", Launch: "inproc", Deadline: Duration(10 * time.Second), Verify: "all",
 	}

@@ -19,7 +19,7 @@ import (
 func small() Options {
 	o := Defaults()
 	o.Ranks, o.Experts, o.TopK, o.Hidden, o.Tokens = 4, 10, 3, 200, []int{9}
-	o.Rounds, o.Warmup = 6, 2
+	o.DType, o.Rounds, o.Warmup = "bf16", 6, 2
 	return o
 }
 
