@@ -52,7 +52,9 @@ type Plan struct {
 	Slots        int
 	NumNICs      int
 	ShardBytes   uint64
-	Exact        bool // windows are smaller than MaxTokens
+	// Exact: windows are smaller than MaxTokens, or a rank may be sent more than
+	// MaxRecvRows, so row counts are exchanged before rows.
+	Exact bool
 
 	Inbox, Outbox Span // of the whole rank
 	slotIn        slotInbox
@@ -241,7 +243,6 @@ func (pl *Plan) shape(p Params, f *Faults) {
 	if s.WindowRows == 0 {
 		s.WindowRows = s.MaxTokens
 	}
-	pl.Exact = s.WindowRows < s.MaxTokens
 
 	// Only the ranks of this one's lane send rows.
 	worst := sz.mul(r/uint64(p.Replicas), t)
@@ -249,6 +250,7 @@ func (pl *Plan) shape(p Params, f *Faults) {
 	if p.MaxRecvRows != 0 {
 		recv = min(recv, uint64(p.MaxRecvRows))
 	}
+	pl.Exact = s.WindowRows < s.MaxTokens || recv < worst
 	expertRows := sz.add(sz.mul(recv, k), uint64(s.MaxLocalExperts)*uint64(s.ExpertAlignment-1))
 	if p.MaxExpertRows != 0 {
 		expertRows = min(expertRows, uint64(p.MaxExpertRows))
@@ -284,7 +286,7 @@ func (pl *Plan) shape(p Params, f *Faults) {
 	}
 	in.window[0] = take(sz.mul(r, s.WindowStride))
 	in.window[1] = take(sz.mul(r, s.WindowStride))
-	if pl.Exact {
+	if s.WindowRows < s.MaxTokens {
 		in.overflow = take(sz.mul(recv, uint64(s.RowBytes)))
 	}
 	in.returnWindow = take(sz.mul(r, s.ReturnStride))
