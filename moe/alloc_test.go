@@ -3,7 +3,6 @@ package moe
 import (
 	"fmt"
 	"runtime"
-	"sync"
 	"testing"
 )
 
@@ -24,44 +23,34 @@ func TestRoundsDoNotAllocate(t *testing.T) {
 			s.nics, s.cfg.Slots, s.cfg.ShardBytes = 2, 2, 128
 			edit(&s.cfg)
 		})
-		const warm, rounds = 30, 100
 		toks := w.ragged(8)
 		ins, outs := make([]Input, 4), make([][2][]byte, 4)
 		for r, tk := range toks {
 			ins[r], outs[r] = tk.input(), [2][]byte{w.nanOut(tk.n), w.nanOut(tk.n)}
 		}
-		var ready, done sync.WaitGroup
-		ready.Add(4)
-		start := make(chan struct{})
-		errs := make([]error, 4)
-		for r, c := range w.cs {
-			done.Go(func() {
-				for i := range warm + rounds {
-					if i == warm {
-						ready.Done()
-						<-start
-					}
+		const rounds = 100
+		span := func() (allocations uint64) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			w.each(func(r int, c *Communicator) error {
+				for range rounds {
 					if err := interleaved(c, ins[r], &outs[r]); err != nil {
-						errs[r] = err
-						return
+						return err
 					}
 				}
+				return nil
 			})
+			runtime.ReadMemStats(&after)
+			return after.Mallocs - before.Mallocs
 		}
-		ready.Wait()
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		close(start)
-		done.Wait()
-		runtime.ReadMemStats(&after)
-		for r, err := range errs {
-			if err != nil {
-				t.Fatalf("rank %d: %v", r, err)
-			}
+		// A span itself starts goroutines, and the runtime grows its own caches for a
+		// while; one allocation a round would show in every span.
+		least := span()
+		for i := 0; i < 10 && least > 20; i++ {
+			least = min(least, span())
 		}
-		// The runtime itself allocates a little: goroutines that end, timers.
-		if n := after.Mallocs - before.Mallocs; n > rounds/2 {
-			t.Errorf("%d allocations in %d rounds of 4 ranks and 2 slots", n, rounds)
+		if least > 20 {
+			t.Errorf("at least %d allocations in %d rounds of 4 ranks and 2 slots", least, rounds)
 		}
 	}
 }
