@@ -41,7 +41,7 @@ var layers = []layer{
 	{folder: "uvmwatch", may: below, outside: []string{sys}},
 
 	{folder: "kernels/abi"},
-	{folder: "kernels", may: []string{"kernels/abi"}},
+	{folder: "kernels", may: []string{"kernels/abi", "internal/..."}},
 	{folder: "kernels/host/...", may: []string{"kernels", "kernels/abi", "kernels/host/...", "internal/...", "moe/routing", "transport"}, outside: []string{sys}},
 
 	{folder: "peergroup/...", may: with("peergroup/...", "transport/engine"), outside: []string{sys}},

@@ -66,7 +66,7 @@ func inProcess(ctx context.Context, o *Options, progress Progress, tamper func(*
 		each(o.Ranks, func(p int) error { tamper(ranks[p]); return nil })
 	}
 	results := make([]*RankResult, o.Ranks)
-	errs = each(o.Ranks, func(p int) (err error) {
+	each(o.Ranks, func(p int) (err error) {
 		if results[p], err = ranks[p].run(); err != nil {
 			b.leave()
 			results[p].fail(ctx, err)
