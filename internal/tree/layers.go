@@ -38,6 +38,7 @@ var layers = []layer{
 	// neither the engine nor another provider.
 	{folder: "transport/loopback/...", may: with("transport/loopback/..."), outside: []string{sys}},
 	{folder: "transport/shm/...", may: with("transport/shm/..."), outside: []string{sys}},
+	{folder: "transport/counting/...", may: with("transport/counting/..."), outside: []string{sys}},
 	{folder: "uvmwatch", may: below, outside: []string{sys}},
 
 	{folder: "kernels/abi"},
