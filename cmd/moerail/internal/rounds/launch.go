@@ -140,7 +140,7 @@ func (res *RankResult) fail(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		err = errInterrupted
 	}
-	res.Error = err.Error()
+	res.Error, res.FailedAt = err.Error(), time.Now().UnixNano()
 }
 
 func between(o *Options, progress Progress) func(int) uint64 {
