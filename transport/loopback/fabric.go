@@ -43,6 +43,7 @@ type Fabric struct {
 	domains atomic.Pointer[[]*Domain] // all open ones; replaced, never changed
 
 	mu          sync.Mutex // guards what follows; never held across a wait
+	procs       []*Process
 	bySlot      map[uint32]*Domain
 	freeSlots   []uint32
 	generations uint32

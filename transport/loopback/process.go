@@ -32,7 +32,11 @@ var _ transport.Provider = (*Process)(nil)
 // Process adds a process. Memory is mapped (MapRemote) between processes of the
 // same host only. Names need not be unique; they appear in errors and faults.
 func (f *Fabric) Process(name, host string) *Process {
-	return &Process{Fabric: f, name: name, host: host, downs: make(map[string]bool)}
+	p := &Process{Fabric: f, name: name, host: host, downs: make(map[string]bool)}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.procs = append(f.procs, p)
+	return p
 }
 
 func (p *Process) prefix() string {
@@ -133,18 +137,16 @@ func (p *Process) registers() error {
 
 // Partition cuts the fabric: processes of different groups lose each other,
 // their operations end as StatusPeerLost. A process in no group stays with the
-// first one. Heal is Partition without groups.
+// first one; Partition without groups heals.
 func (f *Fabric) Partition(groups ...[]*Process) {
-	seen := make(map[*Process]bool)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.procs {
+		p.group.Store(0)
+	}
 	for i, g := range groups {
 		for _, p := range g {
 			p.group.Store(int64(i))
-			seen[p] = true
-		}
-	}
-	for _, d := range *f.domains.Load() {
-		if !seen[d.proc] {
-			d.proc.group.Store(0)
 		}
 	}
 }

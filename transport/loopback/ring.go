@@ -49,9 +49,6 @@ func (q *inbox[T]) reserve() bool {
 	return true
 }
 
-// cancel gives reserved room back unused.
-func (q *inbox[T]) cancel() { q.reserved.Add(-1) }
-
 // deliver stores v in reserved room. What the producer wrote before is visible
 // to a consumer that has seen v.
 func (q *inbox[T]) deliver(v T) { q.publish(q.claim(), v) }

@@ -83,6 +83,45 @@ func testMessageBeforeReceive(t *testing.T, h Harness) {
 	}
 }
 
+// testMessageSourceClosed closes the region of a message that waits for a
+// receive, and uses the memory for something else: what arrives, if anything
+// does, is what was sent.
+func testMessageSourceClosed(t *testing.T, h Harness) {
+	w := newWorld(t, h, 2, pageBytes, transport.DomainConfig{})
+	a, b := w.ranks[0], w.ranks[1]
+	m := h.Alloc(t, pageBytes)
+	r, err := a.Register(m, transport.AccessLocal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill(m.Host[:100], 1)
+	wr := a.send(1, 0, 100)
+	wr.Local = r.LKey()
+	a.post(wr)
+	w.settle()
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	fill(m.Host[:100], 2)
+	b.recv(1, 0, 100)
+	if c := a.end(); c.Status != transport.StatusOK && c.Status != transport.StatusFlushed {
+		t.Errorf("the send ended as %+v", c)
+	}
+	w.settle()
+	for _, c := range b.recvs {
+		if c.Status == transport.StatusOK && same(b.mem.Host[:100], 1) != nil {
+			t.Errorf("a message arrived that was never sent: %v", same(b.mem.Host[:100], 1))
+		}
+	}
+	if len(b.recvs) == 0 { // the receive is for the next message
+		fill(a.mem.Host[:50], 3)
+		a.post(a.send(1, 0, 50))
+		if c := b.received(); c.Status != transport.StatusOK || same(b.mem.Host[:50], 3) != nil {
+			t.Errorf("the next message ended as %+v", c)
+		}
+	}
+}
+
 func testMessageTruncated(t *testing.T, h Harness) {
 	w := newWorld(t, h, 2, pageBytes, transport.DomainConfig{})
 	a, b := w.ranks[0], w.ranks[1]

@@ -25,6 +25,7 @@ func Run(t *testing.T, h Harness) {
 		{"AtomicsFromManyRanks", testAtomicsFromManyRanks},
 		{"MessageSizes", testMessageSizes},
 		{"MessageBeforeReceive", testMessageBeforeReceive},
+		{"MessageSourceClosed", testMessageSourceClosed},
 		{"MessageTruncated", testMessageTruncated},
 		{"Scatter", testScatter},
 		{"ScatterRefused", testScatterRefused},
