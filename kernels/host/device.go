@@ -40,7 +40,8 @@ type Config struct {
 	// DirectSpin is Spin for waits for peers that store into this rank's memory
 	// themselves, and wake nobody; 0 means 4096, at most MaxSpin.
 	DirectSpin int
-	// OSYield adds sched_yield to each yield, for several processes on a core.
+	// OSYield adds sched_yield to each yield of a wait that DirectSpin is for, where
+	// several processes share a core.
 	OSYield bool
 	// Passive leaves launches to Sync: the caller's goroutine runs them there, and
 	// the stream goroutine is not woken. For callers who always Sync at once.

@@ -37,7 +37,7 @@ func (r *stageRun) await(overflow bool) uint32 {
 			return code
 		}
 		if spin < limit {
-			s.yield()
+			s.yield(r.direct)
 			continue
 		}
 		s.parked.Store(true)
@@ -55,11 +55,12 @@ func (r *stageRun) await(overflow bool) uint32 {
 	}
 }
 
-// yield lets other goroutines run, and other processes where this one shares its
-// cores with them.
-func (s *Stream) yield() {
+// yield lets other goroutines run, and, where this process shares its cores with
+// others whose stores it waits for, those. Other waits end by this process's own
+// proxy, which yields its core itself.
+func (s *Stream) yield(direct bool) {
 	runtime.Gosched()
-	if s.cfg.OSYield {
+	if direct && s.cfg.OSYield {
 		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 }
