@@ -7,9 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"moerail/kernels/host"
 	"moerail/moe"
 	"moerail/peergroup"
 	"moerail/transport"
+	"moerail/transport/engine"
 )
 
 // setupDeadline bounds joining, setting up and handing in results. It is not
@@ -122,6 +124,9 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 func open(ctx context.Context, o *Options, m *model, g peergroup.Group, p transport.Provider, barrier func() error) (*rank, error) {
 	cfg := o.config(m)
 	cfg.Group, cfg.Provider, cfg.NICs = g, p, nicNames(p, o.NICs)
+	if err := o.shareCores(&cfg); err != nil {
+		return nil, err
+	}
 	c, err := moe.New(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -132,6 +137,20 @@ func open(ctx context.Context, o *Options, m *model, g peergroup.Group, p transp
 		return nil, err
 	}
 	return r, nil
+}
+
+// shareCores makes a rank that is a process of its own, on a host where ranks
+// outnumber cores, hand its core to the other processes whenever it waits: a
+// spinning or sleeping rank would keep them waiting for its time slice, or for a
+// timer.
+func (o *Options) shareCores(cfg *moe.Config) error {
+	if o.Launch == "inproc" {
+		return nil
+	}
+	cfg.Poll = engine.PollPolicy{Spin: -1, Yield: 1 << 14, OSYield: true}
+	d, err := host.NewDevice(host.Config{OSYield: true, Spin: 1 << 12, DirectSpin: 1 << 14})
+	cfg.Device = d
+	return err
 }
 
 // fail records why a rank stopped.
