@@ -84,15 +84,15 @@ func New(cfg Config) *Side {
 		owed: make([]uint32, r), got: make([]uint32, r)}
 	rep := int(cfg.Plan.Shape.Replicas)
 	at := make(map[int]int) // lane source -> index into fan
-	for _, q := range routing.Others(s.me, r) {
-		if cfg.Direct[q] {
+	// The device makes the blocks of the group after its own first.
+	first := s.me/rep*rep + rep
+	for i := range r {
+		q := (first + i) % r
+		if q == s.me || cfg.Direct[q] {
 			continue
 		}
 		s.remote = append(s.remote, q)
 		src := cfg.Plan.LaneSource(q)
-		if rep == 1 {
-			src = q
-		}
 		i, ok := at[src]
 		if !ok {
 			i = len(s.fan)
@@ -103,11 +103,6 @@ func New(cfg Config) *Side {
 	}
 	s.ops = make([]engine.GroupOp, 0, routing.MaxNICs*max(1, len(s.remote)))
 	return s
-}
-
-// Idle tells whether nothing of a round is under way here.
-func (s *Side) Idle() bool {
-	return s.next == 0 && !s.arrived && s.cfg.Tracker.Outstanding() == 0
 }
 
 // Round is the round under way or next.
@@ -124,9 +119,13 @@ func (s *Side) advance() {
 	s.known, s.next, s.arrived, s.txDone = false, 0, false, false
 }
 
-// Arrived takes one immediate of rank src: a shard of its return block.
+// Arrived takes one immediate of rank src: a shard of its return block. It fails
+// if no correct peer would have sent it.
 func (s *Side) Arrived(src int) error {
 	s.got[src]++
+	if src == s.me || s.cfg.Direct[src] {
+		return &FaultError{Rank: src, Got: s.got[src]} // nothing of theirs crosses the fabric
+	}
 	// After arrived the counts are the next round's.
 	if s.known && !s.arrived && s.got[src] > s.owed[src] {
 		return &FaultError{Rank: src, Got: s.got[src], Owed: s.owed[src]}

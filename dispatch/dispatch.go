@@ -132,11 +132,6 @@ func (s *Side) Posted(round uint64) bool {
 	return s.round > round || s.round == round && s.posted
 }
 
-// Idle tells whether nothing of a round is under way here.
-func (s *Side) Idle() bool {
-	return s.next == 0 && !s.posted && s.cfg.Tracker.Outstanding() == 0
-}
-
 // Arrived takes one immediate of source src: a block's announcement, a shard, or
 // a row of the route table. It fails if no correct peer would have sent it.
 func (s *Side) Arrived(m routing.Meaning, src int) error {
@@ -159,7 +154,7 @@ func (s *Side) Arrived(m routing.Meaning, src int) error {
 		return s.exact.routeArrived(m.Parity, src)
 	}
 	if s.cfg.Plan.Exact {
-		return nil // what is due is known only with the matrix; Step compares
+		return s.exactPayload(m.Parity, src)
 	}
 	if a.announced[src] {
 		if a.payload[src] == a.further[src] {

@@ -63,6 +63,16 @@ func (x *exactState) routeArrived(parity uint8, src int) error {
 	return nil
 }
 
+// exactPayload looks at the shards that came from src: what is due is known only
+// once the matrix is, which learn checks too.
+func (s *Side) exactPayload(parity uint8, src int) error {
+	x := &s.exact
+	if x.known && !s.arrived && parity == uint8(s.round&1) && s.in[parity].payload[src] > x.due[src] {
+		return &FaultError{src, "more shards than its row counts make"}
+	}
+	return nil
+}
+
 func (x *exactState) reset() {
 	x.routeSent, x.straight, x.known, x.overflow = false, 0, false, false
 }
@@ -179,6 +189,9 @@ func (s *Side) learn() error {
 		x.due[p] = x.matrix.DueFrom(p, s.me)
 		if x.overflow {
 			x.due[p] = pl.Shards(pl.BlockBytes(min(x.matrix.Rows[p*r+s.me], pl.Shape.WindowRows)))
+		}
+		if s.in[parity].payload[p] > x.due[p] {
+			return &FaultError{p, "more shards than its row counts make"}
 		}
 	}
 	x.known = true

@@ -35,7 +35,7 @@ const (
 )
 
 // Config describes a communicator. Every field that is not marked *local* must
-// be the same on every rank; New checks that.
+// be the same on every rank; New checks that, and fails on every rank otherwise.
 type Config struct {
 	// Name tells apart communicators over the same group; "" is "moe".
 	Name string
@@ -46,13 +46,13 @@ type Config struct {
 	Imms *peergroup.ImmSpace
 
 	// Engine is used and left open. Without it one is made over Provider's NICs
-	// and closed with the communicator. *local*
+	// and closed with the communicator. *local*, but for the number of NICs
 	Engine       *engine.Engine
 	Provider     transport.Provider
-	NICs         []string // 1 to 4 names to open
-	DomainConfig transport.DomainConfig
-	CPUs         []int // the worker is pinned to the first; nil leaves it to the scheduler
-	Poll         engine.PollPolicy
+	NICs         []string               // 1 to 4 names to open
+	DomainConfig transport.DomainConfig // *local*
+	CPUs         []int                  // *local*; the worker is pinned to the first; nil leaves it to the scheduler
+	Poll         engine.PollPolicy      // *local*
 	// Device runs the stages; nil is the host. *local*
 	Device kernels.Device
 
@@ -74,10 +74,10 @@ type Config struct {
 	ScaleBytes int
 
 	Layout          Layout
-	ExpertAlignment int // rows; 0 is 1
-	ExpertCapacity  int // rows per expert in the batched layout; 0 is the worst case
-	MaxExpertRows   int // rows of the expert buffer; 0 is the worst case
-	ZeroFill        bool
+	ExpertAlignment int  // rows; 0 is 1
+	ExpertCapacity  int  // rows per expert in the batched layout; 0 is the worst case
+	MaxExpertRows   int  // rows of the expert buffer; 0 is the worst case
+	ZeroFill        bool // *local*; rows of X that hold no pick are zeroed
 
 	// ReduceAtHome returns one unweighted row per pick and sums at the source; it
 	// costs up to TopK times the bytes.
@@ -91,14 +91,21 @@ type Config struct {
 	WindowRows   int       // rows a peer can send without asking; 0 is MaxTokens
 	MaxRecvRows  int       // rows a rank can receive in a round; 0 is the worst case
 	Placement    [][]int32 // physical experts by rank; nil is consecutive
-	ShardBytes   int       // blocks above are cut over the NICs; 0 is 64 KiB
+	// MaxLocalExperts is how many experts a rank may hold under any placement that
+	// SetPlacement will be given; 0 is as many as Placement needs.
+	MaxLocalExperts int
+	ShardBytes      int // blocks above are cut over the NICs; 0 is 64 KiB
 
+	// Deadlines are *local*.
 	SetupDeadline time.Duration // 0 is 30 s
 	Deadline      time.Duration // of each phase of a round; 0 is 10 s
 	FirstDeadline time.Duration // in the first round; 0 is Deadline
-	// FirstRound is the number of the first round, for tests of the counters' edges.
+	// FirstRound is the number of the first round, at most 1<<62, for tests of the
+	// counters' edges.
 	FirstRound uint64
 }
+
+const defaultSetupDeadline = 30 * time.Second
 
 func (c Config) withDefaults() Config {
 	def := func(p *int, v int) {
@@ -117,7 +124,7 @@ func (c Config) withDefaults() Config {
 		c.InDType = c.DType
 	}
 	if c.SetupDeadline == 0 {
-		c.SetupDeadline = 30 * time.Second
+		c.SetupDeadline = defaultSetupDeadline
 	}
 	if c.Deadline == 0 {
 		c.Deadline = 10 * time.Second
@@ -139,7 +146,7 @@ func (c *Config) params(rank, ranks int, generation uint32) routing.Params {
 		ReduceAtHome: c.ReduceAtHome, IgnoreWeights: c.IgnoreWeights,
 		Replicas: c.Replicas, Slots: c.Slots, NumNICs: c.numNICs(),
 		WindowRows: c.WindowRows, MaxRecvRows: c.MaxRecvRows, ShardBytes: c.ShardBytes,
-		Generation: generation, Placement: c.Placement,
+		Generation: generation, Placement: c.Placement, MaxLocalExperts: c.MaxLocalExperts,
 	}
 }
 
@@ -177,16 +184,20 @@ func (c *Config) agreed() []peergroup.Param {
 	add("max_recv_rows", c.MaxRecvRows)
 	add("shard_bytes", c.ShardBytes)
 	add("first_round", c.FirstRound)
-	placement := "consecutive"
-	if c.Placement != nil {
-		var b strings.Builder
-		for _, l := range c.Placement {
-			fmt.Fprint(&b, l)
-		}
-		placement = b.String()
-	}
-	add("placement", placement)
+	add("max_local_experts", c.MaxLocalExperts)
+	add("placement", placementText(c.Placement))
 	return out
+}
+
+func placementText(placement [][]int32) string {
+	if placement == nil {
+		return "consecutive"
+	}
+	var b strings.Builder
+	for _, l := range placement {
+		fmt.Fprint(&b, l)
+	}
+	return b.String()
 }
 
 var dtypeNames = [...]string{FP32: "fp32", BF16: "bf16", FP16: "fp16", FP8: "fp8"}

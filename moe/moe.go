@@ -49,7 +49,8 @@ type Communicator struct {
 	imms          *peergroup.ImmSpace
 	base          transport.Imm
 	claim         *engine.ImmClaim
-	tables        tables
+	place         atomic.Pointer[placed] // of rounds that start from now on
+	places        []*placed              // all that may be in use; SetPlacement's and Close's
 	direct        []bool
 	slots         []*slot
 	proxy         *proxy
@@ -57,9 +58,13 @@ type Communicator struct {
 
 	epoch   time.Time
 	failure atomic.Pointer[RoundError] // sticky: the first error of a wait, or of the fabric
-	stop    chan struct{}
+	life    context.Context            // ends with Close
+	end     context.CancelFunc
 	watched sync.WaitGroup
 
+	users    atomic.Int64 // calls that may look at memory which Close frees
+	closed   atomic.Bool
+	last     atomic.Pointer[Stats] // at Close
 	closing  sync.Once
 	closeErr error
 }
@@ -68,8 +73,9 @@ type Communicator struct {
 func (c *Communicator) Rank() int  { return c.rank }
 func (c *Communicator) Ranks() int { return c.ranks }
 
-// LocalExperts are the physical experts of this rank, in its own order.
-func (c *Communicator) LocalExperts() []int32 { return c.plan.LocalExperts[c.rank] }
+// LocalExperts are the physical experts of this rank, in its own order, in rounds
+// that start from now on; see Batch.Experts for those of a round under way.
+func (c *Communicator) LocalExperts() []int32 { return c.place.Load().own }
 
 // Path is how rows reach a rank.
 type Path struct {
@@ -130,16 +136,21 @@ func (c *Communicator) Outstanding() int {
 	_ = c.engine.Call(func(*engine.Worker) {
 		for _, s := range c.slots {
 			for _, t := range s.trackers {
-				n += t.Outstanding()
+				if t != nil {
+					n += t.Outstanding()
+				}
 			}
 		}
-		n += c.barrier.tracker.Outstanding()
+		if c.barrier != nil {
+			n += c.barrier.tracker.Outstanding()
+		}
 	})
 	return n
 }
 
 // Close releases everything. It is not collective: peers notice at their next
-// wait. Closing twice, in any order among ranks and with rounds under way is fine.
+// wait. Closing twice, in any order among ranks and with rounds under way is fine:
+// this rank's waits end with code closed. What a Batch views is gone afterwards.
 func (c *Communicator) Close() error {
 	c.closing.Do(func() { c.closeErr = c.close() })
 	return c.closeErr
@@ -153,23 +164,30 @@ func (c *Communicator) close() error {
 			errs = append(errs, err)
 		}
 	}
-	close(c.stop)
+	c.closed.Store(true)
+	c.end()
 	c.watched.Wait()
 	for _, s := range c.slots {
-		s.ctl.Stop.Store(1)
-	}
-	for _, s := range c.slots {
 		if s.stream != nil {
+			s.ctl.Stop.Store(1)
 			note(s.stream.Close())
 		}
+	}
+	// Calls under way see the failure at their next step and touch nothing after.
+	for i := 0; c.users.Load() > 0; i++ {
+		pause(i)
+	}
+	if c.proxy != nil {
+		st := c.stats()
+		c.last.Store(&st)
 	}
 	if c.proxy != nil {
 		note(c.engine.Detach(c.proxy))
 	}
 	if c.claim != nil {
 		note(c.claim.Release())
-		note(c.imms.Free(c.base))
 	}
+	note(c.imms.Free(c.base))
 	if c.ownEngine && c.engine != nil {
 		// Nothing reads or writes the memory once the domains are closed.
 		note(c.engine.Close())
@@ -192,7 +210,9 @@ func (c *Communicator) close() error {
 			note(c.cfg.free(c.engine, m))
 		}
 	}
-	note(mem.Free(c.tables.memory))
+	for _, p := range c.places {
+		note(mem.Free(p.memory))
+	}
 	return errors.Join(errs...)
 }
 
@@ -211,7 +231,9 @@ func (c *Communicator) drain() {
 	_ = c.engine.Call(func(w *engine.Worker) {
 		for _, s := range c.slots {
 			for _, t := range s.trackers {
-				_ = w.FreeTracker(t)
+				if t != nil {
+					_ = w.FreeTracker(t)
+				}
 			}
 		}
 		if c.barrier != nil {
@@ -236,7 +258,7 @@ func (c *Communicator) watch() {
 	defer t.Stop()
 	for {
 		select {
-		case <-c.stop:
+		case <-c.life.Done():
 			return
 		case <-t.C:
 		}
@@ -314,5 +336,9 @@ func phaseName(p phase) string {
 
 // deadlineContext bounds a set-up step.
 func (c *Config) deadlineContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, c.SetupDeadline)
+	limit := c.SetupDeadline
+	if limit <= 0 {
+		limit = defaultSetupDeadline // a fault, which checkLocal tells; the others wait to hear of it
+	}
+	return context.WithTimeout(ctx, limit)
 }

@@ -26,17 +26,22 @@ import (
 // which and why).
 func New(ctx context.Context, cfg Config) (*Communicator, error) {
 	cfg = cfg.withDefaults()
-	if err := cfg.checkLocal(); err != nil {
-		return nil, err
+	local := cfg.checkLocal()
+	if cfg.Group == nil {
+		return nil, local
 	}
 	ctx, cancel := cfg.deadlineContext(ctx)
 	defer cancel()
 	if err := peergroup.Agree(ctx, cfg.Group, cfg.Name, cfg.agreed()); err != nil {
-		return nil, err
+		return nil, errors.Join(local, err)
 	}
-	// All ranks have the same configuration now, so a fault in it is everybody's.
+	// All ranks have the same configuration now, so a fault in it is everybody's;
+	// of this rank's own ones the others are told.
 	rank, ranks := cfg.Group.Rank(), cfg.Group.Size()
 	if _, err := routing.NewPlan(cfg.params(rank, ranks, 0)); err != nil {
+		return nil, errors.Join(local, err)
+	}
+	if _, err := cfg.share(ctx, "config", nil, local); err != nil {
 		return nil, err
 	}
 	generation, err := peergroup.Generation(ctx, cfg.Group, cfg.Name+"/generation")
@@ -58,15 +63,9 @@ func New(ctx context.Context, cfg Config) (*Communicator, error) {
 	}
 	c := &Communicator{
 		cfg: cfg, plan: plan, rank: rank, ranks: ranks, engine: cfg.Engine, device: cfg.Device,
-		imms: imms, base: base, direct: make([]bool, ranks), epoch: time.Now(), stop: make(chan struct{}),
+		imms: imms, base: base, direct: make([]bool, ranks), epoch: time.Now(),
 	}
-	if c.device == nil {
-		d, err := host.NewDevice(host.Config{})
-		if err != nil {
-			return nil, err
-		}
-		c.device = d
-	}
+	c.life, c.end = context.WithCancel(context.Background())
 	if err := c.setUp(ctx, numImms); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -74,6 +73,9 @@ func New(ctx context.Context, cfg Config) (*Communicator, error) {
 	go c.watch()
 	return c, nil
 }
+
+// maxFirstRound leaves room for rounds that no run will ever use up.
+const maxFirstRound = 1 << 62
 
 // checkLocal finds what is wrong with the fields that are this rank's own.
 func (c *Config) checkLocal() error {
@@ -88,6 +90,9 @@ func (c *Config) checkLocal() error {
 		f.Range("NICs", len(c.NICs), 1, routing.MaxNICs)
 	}
 	f.Range("ranks per node", c.RanksPerNode, 1, math.MaxInt32)
+	if c.FirstRound > maxFirstRound {
+		f.Addf("first round is %d, want at most %d", c.FirstRound, uint64(maxFirstRound))
+	}
 	for _, d := range []struct {
 		name string
 		v    time.Duration
@@ -107,7 +112,7 @@ func (c *Communicator) setUp(ctx context.Context, numImms uint32) error {
 	if err == nil {
 		offer, err = c.offer()
 	}
-	offers, err := c.share(ctx, "memory", offer, err)
+	offers, err := c.cfg.share(ctx, "memory", offer, err)
 	if err != nil {
 		return err
 	}
@@ -115,19 +120,19 @@ func (c *Communicator) setUp(ctx context.Context, numImms uint32) error {
 	if err == nil {
 		offer = c.mapNode(inboxes)
 	}
-	maps, err := c.share(ctx, "paths", offer, err)
+	maps, err := c.cfg.share(ctx, "paths", offer, err)
 	if err != nil {
 		return err
 	}
 	err = c.start(inboxes, maps)
 	// The last exchange is the barrier before which nobody sends.
-	_, err = c.share(ctx, "ready", nil, err)
+	_, err = c.cfg.share(ctx, "ready", nil, err)
 	return err
 }
 
 // share is an exchange in which every rank says whether it is well; if one is
 // not, all ranks get its error.
-func (c *Communicator) share(ctx context.Context, step string, blob []byte, mine error) ([][]byte, error) {
+func (c *Config) share(ctx context.Context, step string, blob []byte, mine error) ([][]byte, error) {
 	msg := append([]byte{0}, blob...)
 	if mine != nil {
 		code := CodeTransport
@@ -137,7 +142,7 @@ func (c *Communicator) share(ctx context.Context, step string, blob []byte, mine
 		msg = append([]byte{1}, string(code)+"\n"+mine.Error()...)
 		msg = msg[:min(len(msg), 4096)]
 	}
-	all, err := c.cfg.Group.AllGather(ctx, c.cfg.Name+"/"+step, msg)
+	all, err := c.Group.AllGather(ctx, c.Name+"/"+step, msg)
 	if err != nil {
 		return nil, errors.Join(mine, err)
 	}
@@ -173,6 +178,11 @@ func (c *Communicator) share(ctx context.Context, step string, blob []byte, mine
 
 // allocate opens the engine if need be and makes this rank's memory and slots.
 func (c *Communicator) allocate(numImms uint32) (err error) {
+	if c.device == nil {
+		if c.device, err = host.NewDevice(host.Config{}); err != nil {
+			return err
+		}
+	}
 	if c.engine == nil {
 		if c.engine, err = openEngine(&c.cfg); err != nil {
 			return err
@@ -190,17 +200,21 @@ func (c *Communicator) allocate(numImms uint32) (err error) {
 			return err
 		}
 	}
-	if c.tables, err = newTables(c.plan); err != nil {
+	p, err := newPlaced(c.plan)
+	if err != nil {
 		return err
 	}
+	c.place.Store(p)
+	c.places = append(c.places, p)
 	for i := range c.plan.Slots {
-		s, err := newSlot(i, c.plan, c.inbox, c.outbox, c.tables, c.cfg.FirstRound)
+		s, err := newSlot(i, c.plan, c.inbox, c.outbox, c.cfg.FirstRound, c.cfg.ZeroFill)
 		if s != nil {
 			c.slots = append(c.slots, s)
 		}
 		if err != nil {
 			return err
 		}
+		s.use(p)
 		if s.stream, err = c.device.NewStream(c.engine.Wake); err != nil {
 			return err
 		}

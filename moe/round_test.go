@@ -1,89 +1,99 @@
 package moe
 
 import (
-	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
-	"sync"
 	"testing"
+	"time"
+
+	"moerail/transport/loopback"
 )
 
-func TestOneRound(t *testing.T) {
-	const ranks, experts, k, hidden, tokens = 4, 8, 3, 24, 16
-	cs, err := NewLocal(context.Background(), ranks, Config{
-		NumExperts: experts, TopK: k, Hidden: hidden, MaxTokens: tokens, DType: FP32, OutDType: FP32,
-	}, nil)
-	if err != nil {
-		t.Fatal(err)
+// unkind is a fabric that does everything that the contract allows.
+func unkind(rng *rand.Rand) loopback.Config {
+	c := loopback.Config{MaxSend: 2 + rng.IntN(15), Faults: &loopback.Faults{
+		Seed: rng.Uint64(), Reorder: true, Completion: loopback.CompletionMode(rng.IntN(4)), TrapSource: true,
+	}}
+	if rng.IntN(2) == 0 {
+		c.Faults.PacketBytes = uint64(64 + rng.IntN(4000))
 	}
-	var wg sync.WaitGroup
-	for r, c := range cs {
-		wg.Go(func() {
-			defer c.Close()
-			rng := rand.New(rand.NewPCG(1, uint64(r)))
-			for round := range 20 {
-				n := rng.IntN(tokens + 1)
-				x := make([]float32, n*hidden)
-				ids := make([]int32, n*k)
-				w := make([]float32, n*k)
-				for i := range x {
-					x[i] = rng.Float32()
-				}
-				for i := range ids {
-					ids[i] = int32(rng.IntN(experts+1)) - 1
-					w[i] = rng.Float32()
-				}
-				b, err := c.Dispatch(0, Input{X: asBytes(x), IDs: ids, Weights: w, NumTokens: n})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				in, out := asFloats(b.X), asFloats(b.Y)
-				for i := range b.OutRows {
-					e := b.RowExpert[i]
-					if e < 0 {
-						continue
-					}
-					g := float32(c.LocalExperts()[e] + 1)
-					for h := range hidden {
-						out[i*hidden+h] = in[i*hidden+h]*g + g
-					}
-				}
-				y := make([]float32, n*hidden)
-				if err := c.Combine(0, nil, 0, asBytes(y), 0); err != nil {
-					t.Error(err)
-					return
-				}
-				for tok := range n {
-					for h := range hidden {
-						var want float64
-						for j := range k {
-							if e := ids[tok*k+j]; e >= 0 {
-								g := float64(e + 1)
-								want += float64(w[tok*k+j]) * (float64(x[tok*hidden+h])*g + g)
-							}
-						}
-						if got := float64(y[tok*hidden+h]); math.Abs(got-want) > 1e-4 {
-							t.Error(fmt.Sprint(r, round, tok, h, got, want))
-							return
-						}
-					}
-				}
-				if o := c.Outstanding(); o != 0 {
-					t.Error("outstanding", o)
-				}
-			}
-			t.Logf("%+v", c.Stats())
-		})
+	if rng.IntN(2) == 0 {
+		c.Faults.DelayMax = time.Duration(rng.IntN(100)) * time.Microsecond
 	}
-	wg.Wait()
+	if rng.IntN(2) == 0 {
+		c.Faults.ImmReceives = 1 + rng.IntN(4)
+	}
+	return c
 }
 
-func asBytes(f []float32) []byte {
-	if len(f) == 0 {
-		return nil
+// randomSetting draws a communicator; every choice is independent of the others.
+func randomSetting(seed uint64) setting {
+	rng := rand.New(rand.NewPCG(seed, 5))
+	s := setting{ranks: 1 + rng.IntN(8), nics: 1 + rng.IntN(4), seed: seed}
+	c := &s.cfg
+	c.Deadline = 20 * time.Second
+	c.TopK, c.Hidden, c.MaxTokens = 1+rng.IntN(6), 1+rng.IntN(90), 1+rng.IntN(12)
+	c.NumExperts = 1 + rng.IntN(3*s.ranks)
+	types := []DType{FP32, BF16, FP16}
+	c.DType, c.OutDType = types[rng.IntN(3)], types[rng.IntN(3)]
+	c.InDType = c.DType
+	switch rng.IntN(4) {
+	case 0:
+		c.InDType, c.DType, c.ScaleBlock = types[rng.IntN(3)], FP8, 1+rng.IntN(40)
+	case 1:
+		c.InDType, c.DType, c.ScaleBytes = FP8, FP8, 1+rng.IntN(9)
 	}
-	return bytesOf(f)
+	c.Layout = Layout(rng.IntN(3))
+	c.ExpertAlignment = 1 + rng.IntN(5)
+	c.ZeroFill, c.ReduceAtHome, c.IgnoreWeights = rng.IntN(2) == 0, rng.IntN(2) == 0, rng.IntN(4) == 0
+	c.Slots, c.RanksPerNode = 1+rng.IntN(3), []int{1, 1, 2, 3, 8}[rng.IntN(5)]
+	if rng.IntN(3) == 0 {
+		c.WindowRows = 1 + rng.IntN(c.MaxTokens)
+	}
+	if rng.IntN(3) == 0 {
+		c.ShardBytes = 64 + rng.IntN(2000)
+	}
+	for _, rep := range []int{2, 4} {
+		if s.ranks%rep == 0 && rng.IntN(3) == 0 {
+			c.Replicas = rep
+		}
+	}
+	if rng.IntN(3) == 0 {
+		c.Placement = make([][]int32, s.ranks)
+		for _, e := range rng.Perm(c.NumExperts) {
+			q := rng.IntN(s.ranks)
+			c.Placement[q] = append(c.Placement[q], int32(e))
+		}
+		if rng.IntN(2) == 0 {
+			c.MaxLocalExperts = c.NumExperts
+		}
+	}
+	c.FirstRound = []uint64{0, 0, 1, 254, 1<<32 - 2}[rng.IntN(5)]
+	if rng.IntN(2) == 0 {
+		s.fabric = unkind(rng)
+	}
+	return s
 }
-func asFloats(b []byte) []float32 { return float32s(b) }
+
+// TestRoundsOfRandomSettings runs rounds of every combination of options over
+// kind and unkind fabrics.
+func TestRoundsOfRandomSettings(t *testing.T) {
+	n := 400
+	if testing.Short() {
+		n = 80
+	}
+	for seed := range uint64(n) {
+		s := randomSetting(seed)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			defer func() {
+				if t.Failed() {
+					t.Logf("ranks %d, NICs %d, %+v, fabric %+v", s.ranks, s.nics, s.cfg, s.fabric.Faults)
+				}
+			}()
+			w := newWorld(t, s)
+			for i := range 4 {
+				w.round(i%max(s.cfg.Slots, 1), w.ragged(s.cfg.MaxTokens))
+			}
+		})
+	}
+}

@@ -47,6 +47,7 @@ type slot struct {
 	combine  *combine.Side  // worker
 	trackers [2]*engine.Tracker
 
+	place  atomic.Pointer[placed] // of the round under way, or the last one; written by the user
 	phase  phase
 	round  atomic.Uint64
 	tokens int
@@ -89,13 +90,14 @@ type slotMemory struct {
 	expertX, expertScales, y                                  uint64
 
 	xStride, yStride uint64
+	maxLocal         uint64 // experts that the areas by local expert have room for
 }
 
 func layoutSlot(pl *routing.Plan) slotMemory {
 	s := &pl.Shape
 	r, k, t := uint64(s.NumRanks), uint64(s.TopK), uint64(s.MaxTokens)
-	el, rows, recv := uint64(s.NumLocalExperts), uint64(s.MaxExpertRows), uint64(s.MaxRecvRows)
-	var m slotMemory
+	el, rows, recv := uint64(s.MaxLocalExperts), uint64(s.MaxExpertRows), uint64(s.MaxRecvRows)
+	m := slotMemory{maxLocal: el}
 	take := func(n uint64) uint64 {
 		at := m.bytes
 		m.bytes += (n + 127) / 128 * 128 // words of different writers never share a line
@@ -126,7 +128,7 @@ func layoutSlot(pl *routing.Plan) slotMemory {
 
 // newSlot allocates a slot's local memory and words. inbox and outbox are this
 // rank's.
-func newSlot(index int, pl *routing.Plan, inbox, outbox transport.Memory, tables tables, firstRound uint64) (*slot, error) {
+func newSlot(index int, pl *routing.Plan, inbox, outbox transport.Memory, firstRound uint64, zeroFill bool) (*slot, error) {
 	s := &slot{index: index, mem: layoutSlot(pl)}
 	s.totals.source = make([]atomic.Uint64, pl.Shape.NumRanks)
 	var err error
@@ -168,13 +170,15 @@ func newSlot(index int, pl *routing.Plan, inbox, outbox transport.Memory, tables
 	a.Round, a.Tokens = base+m.round, base+m.tokens
 	a.Home, a.HomeWeights = base+m.home, base+m.homeWeights
 	a.Before, a.PickStart, a.Sources = base+m.before, base+m.pickStart, base+m.sources
-	a.ExpertRank, a.ExpertLocal = tables.rank, tables.local
 
 	s.send = abi.DispatchSendParams{Shape: pl.Shape, Slot: s.abi}
 	s.recv = abi.DispatchRecvParams{
 		Shape: pl.Shape, Slot: s.abi,
 		Counts: base + m.counts, Starts: base + m.starts,
 		SourceRows: base + m.sourceRows, NumRows: base + m.numRows, TotalRows: base + m.totalRows,
+	}
+	if zeroFill {
+		s.recv.ZeroFill = 1
 	}
 	switch pl.Shape.Layout {
 	case abi.LayoutRows:
@@ -210,6 +214,11 @@ func (s *slot) owed(q int) uint32 {
 	return mem.Word32(s.local.Host, s.mem.returnRows+uint64(q)*4).Load()
 }
 
+// returned is how many rows rank q is sent back, as dispatch_recv counted them.
+func (s *slot) returned(q int) uint64 {
+	return uint64(mem.Word32(s.local.Host, s.mem.sources+uint64(q)*kernels.SourceBytes+4).Load())
+}
+
 // setPeer tells the device where rank q's memory lies in this process.
 func (s *slot) setPeer(pl *routing.Plan, q int, inbox uint64) {
 	me, r := int(pl.Shape.Rank), uint64(pl.Shape.NumRanks)
@@ -231,25 +240,6 @@ func (s *slot) free() (errs []error) {
 		}
 	}
 	return append(errs, mem.Free(s.local))
-}
-
-// tables are the placement's addresses, shared by all slots.
-type tables struct {
-	memory      transport.Memory
-	rank, local uint64
-}
-
-func newTables(pl *routing.Plan) (tables, error) {
-	n := uint64(len(pl.ExpertRank))
-	m, err := mem.Alloc(2 * n * 4)
-	if err != nil {
-		return tables{}, err
-	}
-	for e := range pl.ExpertRank {
-		mem.Word32(m.Host, uint64(e)*4).Store(pl.ExpertRank[e])
-		mem.Word32(m.Host, (n+uint64(e))*4).Store(pl.ExpertLocal[e])
-	}
-	return tables{memory: m, rank: mem.Addr(m.Host), local: mem.Addr(m.Host) + n*4}, nil
 }
 
 // clearPeer takes back what setPeer said.

@@ -20,16 +20,30 @@ type Stats struct {
 	Posts          uint64 // calls that posted a batch of operations
 	Doorbells      uint64 // as the NICs count them; of the whole engine
 
-	ExpertPicks     []uint64 // received picks of each local expert
+	ExpertPicks     []uint64 // received picks of each local expert, since the last SetPlacement
 	SourceRows      []uint64 // rows received from each rank
 	SourceWaitNanos []uint64 // how long after a round's first block each rank's came, summed
 }
 
-// Stats is a snapshot; call it between rounds for figures of whole rounds.
+// Stats is a snapshot; call it between rounds for figures of whole rounds. After
+// Close it is that of the end.
 func (c *Communicator) Stats() Stats {
+	c.users.Add(1)
+	defer c.leave()
+	if !c.closed.Load() {
+		return c.stats()
+	}
+	if st := c.last.Load(); st != nil {
+		return *st
+	}
+	return Stats{}
+}
+
+func (c *Communicator) stats() Stats {
+	place := c.place.Load()
 	st := Stats{
 		ProxySteps: c.proxy.steps.Load(), ProxyBusyNanos: c.proxy.busyNanos.Load(),
-		ExpertPicks: make([]uint64, c.plan.Shape.NumLocalExperts), SourceRows: make([]uint64, c.ranks),
+		ExpertPicks: make([]uint64, len(place.own)), SourceRows: make([]uint64, c.ranks),
 		SourceWaitNanos: make([]uint64, c.ranks),
 	}
 	for q := range c.proxy.waited {
@@ -50,6 +64,9 @@ func (c *Communicator) Stats() Stats {
 			st.SourceRows[q] += s.totals.source[q].Load()
 		}
 		for e := range st.ExpertPicks {
+			if s.place.Load() != place {
+				break // no round under this placement yet
+			}
 			st.ExpertPicks[e] += mem.Word64(s.local.Host, s.mem.totalRows+uint64(e)*8).Load()
 		}
 	}
@@ -69,7 +86,7 @@ func (c *Communicator) account(s *slot, b *Batch) {
 		s.totals.source[q].Add(uint64(b.SourceRows[q]))
 		if q == c.rank || c.direct[q] {
 			// Rows stored there, and the results that will be stored for its tokens.
-			local += rows*uint64(sh.RowBytes) + uint64(b.SourceRows[q])*uint64(sh.ReturnRowBytes)
+			local += rows*uint64(sh.RowBytes) + s.returned(c.plan.LaneSource(q))*uint64(sh.ReturnRowBytes)
 		}
 	}
 	s.totals.uniqueRows.Add(unique)

@@ -264,7 +264,7 @@ type DispatchSendParams struct {
 	IDs          uint64 // [NumTokens, TopK]
 	Weights      uint64 // float32[NumTokens, TopK]; 0 = all ones
 	NumTokensPtr uint64 // uint32 in device memory, read when the stage runs; 0 = use NumTokens
-	NumTokens    uint32
+	NumTokens    uint32 // with NumTokensPtr the most that it may say: what X, IDs and Weights hold
 	IDType       IDType
 }
 

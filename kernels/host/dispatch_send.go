@@ -27,13 +27,14 @@ func (r *stageRun) dispatchSend(p *abi.DispatchSendParams) {
 	*tokens = 0
 
 	refused := true
-	n := p.NumTokens
+	n, limit := p.NumTokens, r.sh.MaxTokens
 	if p.NumTokensPtr != 0 {
+		limit = min(limit, p.NumTokens)
 		n = word32(p.NumTokensPtr).Load()
 	}
 	switch {
-	case n > r.sh.MaxTokens:
-		r.fault(abi.Status{Code: abi.CodeTooManyTokens, Peer: r.sh.Rank, Value: int64(n), Limit: int64(r.sh.MaxTokens)})
+	case n > limit:
+		r.fault(abi.Status{Code: abi.CodeTooManyTokens, Peer: r.sh.Rank, Value: int64(n), Limit: int64(limit)})
 	case r.readIDs(p, int(n)):
 		refused = false
 		r.count(p, int(n))

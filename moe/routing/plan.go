@@ -34,6 +34,9 @@ type Params struct {
 	ShardBytes                  int // 0 = DefaultShardBytes
 	Generation                  uint32
 	Placement                   [][]int32 // nil = consecutive, ceil split
+	// MaxLocalExperts is how many experts a rank may hold under this and later
+	// placements; 0 = as many as Placement needs. It sizes headers and buffers.
+	MaxLocalExperts int
 }
 
 // DefaultShardBytes is the size above which a block is worth cutting over NICs:
@@ -109,6 +112,7 @@ func NewPlan(p Params) (*Plan, error) {
 	f.Range("max expert rows", p.MaxExpertRows, 0, MaxIndexRows-1)
 	f.Range("scale block", p.ScaleBlock, 0, MaxHidden)
 	f.Range("shard bytes", p.ShardBytes, 0, 1<<30)
+	f.Range("max local experts", p.MaxLocalExperts, 0, max(p.NumExperts, 0))
 	if p.Replicas >= 1 && p.NumRanks%p.Replicas != 0 {
 		f.Addf("replicas is %d, want a divisor of %d ranks", p.Replicas, p.NumRanks)
 	}
@@ -203,7 +207,11 @@ func (pl *Plan) shape(p Params, f *Faults) {
 	s.Rank, s.NumRanks = uint32(p.Rank), uint32(p.NumRanks)
 	s.NumExperts, s.TopK = uint32(p.NumExperts), uint32(p.TopK)
 	s.NumLocalExperts = uint32(len(pl.LocalExperts[p.Rank]))
-	for _, l := range pl.LocalExperts {
+	s.MaxLocalExperts = uint32(p.MaxLocalExperts)
+	for q, l := range pl.LocalExperts {
+		if p.MaxLocalExperts > 0 && len(l) > p.MaxLocalExperts {
+			f.Addf("placement gives rank %d %d experts, max local experts is %d", q, len(l), p.MaxLocalExperts)
+		}
 		s.MaxLocalExperts = max(s.MaxLocalExperts, uint32(len(l)))
 	}
 	s.Hidden, s.MaxTokens = uint32(p.Hidden), uint32(p.MaxTokens)
@@ -241,7 +249,7 @@ func (pl *Plan) shape(p Params, f *Faults) {
 	if p.MaxRecvRows != 0 {
 		recv = min(recv, uint64(p.MaxRecvRows))
 	}
-	expertRows := sz.add(sz.mul(recv, k), uint64(s.NumLocalExperts)*uint64(s.ExpertAlignment-1))
+	expertRows := sz.add(sz.mul(recv, k), uint64(s.MaxLocalExperts)*uint64(s.ExpertAlignment-1))
 	if p.MaxExpertRows != 0 {
 		expertRows = min(expertRows, uint64(p.MaxExpertRows))
 	}
@@ -250,7 +258,7 @@ func (pl *Plan) shape(p Params, f *Faults) {
 		if capacity == 0 {
 			capacity = sz.mul(recv, k) // a token may name an expert k times
 		}
-		expertRows = sz.mul(capacity, max(1, uint64(s.NumLocalExperts)))
+		expertRows = sz.mul(capacity, uint64(s.MaxLocalExperts))
 	}
 	if !sz.overflow && (recv >= MaxIndexRows || expertRows >= MaxIndexRows) {
 		f.Addf("up to %d rows and %d expert rows may be received, want fewer than %d: lower max tokens, or set max received rows, max expert rows or expert capacity", recv, expertRows, uint64(MaxIndexRows))

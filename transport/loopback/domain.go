@@ -42,8 +42,9 @@ type Domain struct {
 	mail   *inbox[message] // sends that wait for a receive
 	inline []byte          // payloads of inline sends, MaxInline for each slot of mail
 
-	ctl  sync.Mutex // guards dead
-	dead []transport.LKey
+	ctl    sync.Mutex // guards dead and mapped
+	dead   []transport.LKey
+	mapped map[transport.Remote]uint64 // addresses of peers' memory in use here
 }
 
 // ownerState is touched by the owner's thread alone.
@@ -226,5 +227,5 @@ func (d *Domain) Close() error {
 	}
 	d.fab.remove(d)
 	d.proc.forget(d)
-	return nil
+	return d.unmapAll()
 }

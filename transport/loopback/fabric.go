@@ -50,6 +50,8 @@ type Fabric struct {
 	regions     map[uint64]*region
 	numRegions  uint64 // ever made
 
+	maps mappings // guarded by mu
+
 	faultMu sync.Mutex // one OnFault at a time
 }
 
@@ -69,6 +71,7 @@ func New(cfg Config) (*Fabric, error) {
 		id:      numFabrics.Add(1)<<32 | uint64(rand.Uint32()),
 		bySlot:  make(map[uint32]*Domain),
 		regions: make(map[uint64]*region),
+		maps:    mappings{users: make(map[uint64]int), freed: make(map[uint64]transport.Memory)},
 	}
 	f.domains.Store(new([]*Domain))
 	f.home = f.Process("", "")
@@ -97,9 +100,6 @@ func (f *Fabric) Open(nic string, cfg transport.DomainConfig) (transport.Domain,
 
 // Alloc returns memory off the Go heap.
 func (f *Fabric) Alloc(size uint64) (transport.Memory, error) { return mem.Alloc(size) }
-
-// Free releases what Alloc returned.
-func (f *Fabric) Free(m transport.Memory) error { return mem.Free(m) }
 
 // add gives d its place and makes it reachable.
 func (f *Fabric) add(d *Domain) {

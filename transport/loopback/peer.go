@@ -1,8 +1,10 @@
 package loopback
 
 import (
+	"errors"
 	"fmt"
 
+	"moerail/internal/mem"
 	"moerail/transport"
 )
 
@@ -126,12 +128,12 @@ func (d *Domain) Release(h transport.Remote) error {
 	}
 	(*r).valid = false
 	d.owner.remotes.Remove(int32(h))
-	return nil
+	return d.unmap(h)
 }
 
 // MapRemote returns the memory behind h, if its process is on the same host.
-// The owner of that memory keeps it mapped while its region is open.
-func (d *Domain) MapRemote(h transport.Remote) (transport.Memory, error) {
+// It stays mapped until h is released or d closes, whatever its owner does.
+func (d *Domain) MapRemote(h transport.Remote) (m transport.Memory, err error) {
 	bad := func(err error) (transport.Memory, error) {
 		return transport.Memory{}, fmt.Errorf("loopback: %s: map remote %#x: %w", d.label, int32(h), err)
 	}
@@ -140,6 +142,16 @@ func (d *Domain) MapRemote(h transport.Remote) (transport.Memory, error) {
 		return bad(transport.ErrBadHandle)
 	}
 	r := *p
+	// Before the owner is seen to be there, so that it frees nothing in between.
+	fresh, err := d.keepMapped(h, mem.Addr(r.region.bytes))
+	if err != nil {
+		return bad(err)
+	}
+	defer func() {
+		if err != nil && fresh {
+			err = errors.Join(err, d.unmap(h))
+		}
+	}()
 	switch t := r.peer.dom; {
 	case t.proc.host != d.proc.host:
 		return bad(fmt.Errorf("%w: %s is on host %q, this process on %q", transport.ErrUnsupported, t.label, t.proc.host, d.proc.host))
