@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -68,6 +69,7 @@ func inProcess(ctx context.Context, o *Options, progress Progress, tamper func(*
 		each(o.Ranks, func(p int) error { tamper(ranks[p]); return nil })
 	}
 	results := make([]*RankResult, o.Ranks)
+	settle(o.Ranks)
 	each(o.Ranks, func(p int) (err error) {
 		if results[p], err = ranks[p].run(); err != nil {
 			b.leave()
@@ -103,6 +105,7 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 	if r.p == 0 {
 		r.between = between(o, progress)
 	}
+	settle(4) // the group and the fabric have goroutines of their own
 	res, err := r.run()
 	res.Counts = true
 	if err != nil {
@@ -118,6 +121,25 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 		err = fmt.Errorf("not verified: %s", res.WrongFirst)
 	}
 	return results, err, nil
+}
+
+// settle brings the Go runtime into its steady state. What set-up left is
+// collected now and not within a round; and the records with which the scheduler
+// parks goroutines are made: it keeps them, but makes them only when more
+// goroutines wait at once than ever before, which may otherwise be in any round.
+func settle(ranks int) {
+	runtime.GC()
+	const waits = 16 // for each rank: its loop, worker, stream and watchdog, some in a select
+	var waiting sync.WaitGroup
+	release := make(chan struct{})
+	for range ranks * waits {
+		waiting.Go(func() { <-release })
+	}
+	for range 3 {
+		runtime.Gosched() // let them all come to wait
+	}
+	close(release)
+	waiting.Wait()
 }
 
 // open makes a rank's communicator and everything its loop needs.
