@@ -135,6 +135,9 @@ func newSlot(index int, pl *routing.Plan, inbox, outbox transport.Memory, firstR
 	if s.local, err = mem.Alloc(s.mem.bytes); err != nil {
 		return nil, err
 	}
+	if pl.Shape.Layout != abi.LayoutBatched { // whose experts' rows lie far apart
+		mem.AdviseHuge(s.local)
+	}
 	for i := range s.words {
 		if s.words[i], err = uvmwatch.AllocBlock(int(pl.Shape.NumRanks)); err != nil {
 			return s, err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -244,5 +245,32 @@ func TestDoctor(t *testing.T) {
 	}
 	if runtime.GOOS == "linux" && len(doc.Findings) < 8 {
 		t.Errorf("only %d findings", len(doc.Findings))
+	}
+}
+
+// A child process must get every option as it was given.
+func TestProcessesGetEveryOption(t *testing.T) {
+	args := []string{"run", "--json", "--ranks", "4", "--ranks-per-node", "2", "--experts", "9", "--top-k", "3", "--hidden", "24",
+		"--tokens", "3,3,0,0", "--dtype", "fp16", "--out-dtype", "fp32", "--layout", "rows", "--reduce", "home", "--routing", "zipf:0.5",
+		"--replicas", "2", "--slots", "2", "--nics", "2", "--window-rows", "2", "--rounds", "3", "--warmup", "0", "--seed", "77",
+		"--fabric", "shm", "--device", "host", "--deadline", "3s", "--verify", "sample"}
+	configs := map[string]map[string]any{}
+	for _, launch := range []string{"inproc", "processes"} {
+		code, out, errs := moerail(t, "", append(slices.Clone(args), "--launch", launch)...)
+		var doc struct {
+			Verified bool
+			Config   map[string]any
+		}
+		if err := json.Unmarshal([]byte(out), &doc); err != nil || code != 0 || !doc.Verified {
+			t.Fatalf("%s: exit code %d, %v, verified %v, said %q", launch, code, err, doc.Verified, errs)
+		}
+		if doc.Config["launch"] != launch {
+			t.Errorf("launch is %v, want %s", doc.Config["launch"], launch)
+		}
+		delete(doc.Config, "launch")
+		configs[launch] = doc.Config
+	}
+	if !reflect.DeepEqual(configs["inproc"], configs["processes"]) {
+		t.Errorf("the configurations differ:\n%v\n%v", configs["inproc"], configs["processes"])
 	}
 }

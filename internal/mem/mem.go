@@ -41,6 +41,18 @@ func Alloc(size uint64) (transport.Memory, error) {
 	return transport.Memory{Host: b[:size:n], FD: -1, Size: size}, nil
 }
 
+// AdviseHuge asks for huge pages behind m, which read and write about a tenth
+// faster when more is touched than the processor has small pages at hand. Only
+// for memory that is filled from its start: a page of 2 MiB is taken at once.
+// Where the kernel has none it changes nothing.
+func AdviseHuge(m transport.Memory) {
+	if len(m.Host) >= hugeBytes && m.FD < 0 {
+		_ = unix.Madvise(m.Host[:cap(m.Host)], unix.MADV_HUGEPAGE)
+	}
+}
+
+const hugeBytes = 4 << 20
+
 // Unmap ends a mapping made by MapShared or MapReadOnly.
 func Unmap(b []byte) error { return unix.Munmap(b[:cap(b)]) }
 

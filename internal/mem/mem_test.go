@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"moerail/transport"
 )
 
 func TestAllocIsZeroedAlignedAndFreed(t *testing.T) {
@@ -42,6 +44,21 @@ func TestSharedMemoryIsSeenThroughASecondMapping(t *testing.T) {
 	if got := Word64(b, 0).Load(); got != 77 {
 		t.Fatalf("second mapping reads %d", got)
 	}
+}
+
+func TestAdviseHugeLeavesMemoryUsable(t *testing.T) {
+	for _, n := range []uint64{1, hugeBytes - 1, hugeBytes, 3*hugeBytes + 5} {
+		m, err := Alloc(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		AdviseHuge(m)
+		m.Host[0], m.Host[n-1] = 1, 2
+		if err := Free(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	AdviseHuge(transport.Memory{FD: -1})
 }
 
 func TestBadSizesAreErrors(t *testing.T) {

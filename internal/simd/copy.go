@@ -18,3 +18,18 @@ func CopyAround(dst, src []byte) {
 	copy(dst[:from], src)
 	copy(dst[from+done:n], src[from+done:])
 }
+
+// aroundBytes is the payload from which CopyPayload goes around the caches: a
+// reader that has this much to go through finds its start gone from the nearest
+// ones anyway, and the write does not first fetch what it overwrites.
+const aroundBytes = 512 << 10
+
+// CopyPayload is how a fabric in memory moves a payload: copy for what stays in
+// the caches, CopyAround for more.
+func CopyPayload(dst, src []byte) {
+	if len(src) >= aroundBytes {
+		CopyAround(dst, src)
+		return
+	}
+	copy(dst, src)
+}

@@ -38,14 +38,16 @@ var layers = []layer{
 	// neither the engine nor another provider.
 	{folder: "transport/loopback/...", may: with("transport/loopback/..."), outside: []string{sys}},
 	{folder: "transport/shm/...", may: with("transport/shm/..."), outside: []string{sys}},
+	{folder: "transport/counting/...", may: with("transport/counting/..."), outside: []string{sys}},
 	{folder: "uvmwatch", may: below, outside: []string{sys}},
 
 	{folder: "kernels/abi"},
-	{folder: "kernels", may: []string{"kernels/abi"}},
+	{folder: "kernels", may: []string{"kernels/abi", "internal/..."}},
 	{folder: "kernels/host/...", may: []string{"kernels", "kernels/abi", "kernels/host/...", "internal/...", "moe/routing", "transport"}, outside: []string{sys}},
 
 	{folder: "peergroup/...", may: with("peergroup/...", "transport/engine"), outside: []string{sys}},
 	{folder: "moe/routing", may: []string{"kernels/abi"}, pure: true},
+	{folder: "moe/placement", pure: true},
 	{folder: "dispatch", may: with("peergroup", "transport/engine", "moe/routing", "kernels", "kernels/abi", "uvmwatch")},
 	{folder: "combine", may: with("peergroup", "transport/engine", "moe/routing", "kernels", "kernels/abi", "uvmwatch")},
 	{folder: "moe/internal/...", may: with("moe/internal/...", "moe/routing", "peergroup/...", "transport/engine", "kernels/...", "uvmwatch"), outside: []string{sys}},

@@ -100,7 +100,10 @@ type Status struct {
 }
 
 // Control is written by the proxy and polled by the device; one per slot, each
-// word on its own cache line. Every value is round+1.
+// word on its own cache line. Every value is round+1, and a wait ends with any value
+// that is not lower: a communicator whose first round is n starts with n in both
+// TxDone words. The proxy raises those also for a round that sent nothing, was given
+// up, or ended with Overflow, else the next round would wait for them.
 type Control struct {
 	_               structs.HostLayout
 	DispatchArrived uint64 // every block of that round is in this rank's memory

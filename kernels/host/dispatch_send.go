@@ -119,7 +119,8 @@ func (w *blockWriter) write(dst uint64, q int) (rows uint32, size uint64) {
 	}
 	rank := view[uint32](r.sl.ExpertRank, int(sh.NumExperts))
 	local := view[uint32](r.sl.ExpertLocal, int(sh.NumExperts))
-	weights := view[float32](w.p.Weights, int(sh.MaxTokens)*k)
+	// As many as there are tokens: beyond them the memory is not the caller's promise.
+	weights := view[float32](w.p.Weights, int(view[uint32](r.sl.Tokens, 1)[0])*k)
 	if sh.ApplyWeights == 0 {
 		weights = nil
 	}

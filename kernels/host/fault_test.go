@@ -85,6 +85,14 @@ func TestAnIDThatIsNoExpertFailsItsRankAlone(t *testing.T) {
 					if st.Token != 2 || st.Pick != 1 || st.Value != id || st.Limit != 8 || st.Stage != abi.StageDispatchSend || int(st.Peer) != bad {
 						t.Fatalf("%+v, want token 2 pick 1 value %d", st, id)
 					}
+					for q := range w.r {
+						if q == bad || w.isRemote(bad, q) {
+							h := view[uint32](w.r[bad].sl.Send+uint64(q)*w.r[bad].sh.SendStride, 6)
+							if h[3] != 0 || h[5] != abi.FlagAborted {
+								t.Fatalf("block for rank %d has %d rows and flags %#x", q, h[3], h[5])
+							}
+						}
+					}
 					w.fullTokens()
 					w.runRound()
 				}

@@ -26,12 +26,18 @@ func (e *BadRowCountError) Error() string {
 	return fmt.Sprintf("rank %d announces %d rows for rank %d, the limit is %d", e.From, e.Rows, e.To, e.Limit)
 }
 
-// Check fails if an entry cannot be true.
+// Check fails with *BadRowCountError if an entry cannot be true: more rows than a
+// rank has tokens, or any for a rank of another lane.
 func (m *Matrix) Check() error {
-	r, limit := int(m.plan.Shape.NumRanks), m.plan.Shape.MaxTokens
+	r, rep := int(m.plan.Shape.NumRanks), int(m.plan.Shape.Replicas)
 	for i, n := range m.Rows {
+		p, q := i/r, i%r
+		limit := m.plan.Shape.MaxTokens
+		if p%rep != q%rep {
+			limit = 0
+		}
 		if n > limit {
-			return &BadRowCountError{From: i / r, To: i % r, Rows: n, Limit: limit}
+			return &BadRowCountError{From: p, To: q, Rows: n, Limit: limit}
 		}
 	}
 	return nil
@@ -53,25 +59,30 @@ func (m *Matrix) Overflowing() (rank int, rows uint64) {
 	return -1, 0
 }
 
+// beyond is how many of p's rows for q no window holds; q's own never leave q.
 func (m *Matrix) beyond(p, q int) uint32 {
+	if p == q {
+		return 0
+	}
 	n := m.Rows[p*int(m.plan.Shape.NumRanks)+q]
 	return n - min(n, m.plan.Shape.WindowRows)
 }
 
 // OverflowRow is the row of q's overflow area where p's rows beyond the window
-// start, and how many there are. Sources follow each other in rank order; q's own
-// rows never leave q.
+// start, and how many there are. Sources follow each other in rank order.
 func (m *Matrix) OverflowRow(p, q int) (start uint64, rows uint32) {
 	for s := range p {
-		if s != q {
-			start += uint64(m.beyond(s, q))
-		}
+		start += uint64(m.beyond(s, q))
 	}
 	return start, m.beyond(p, q)
 }
 
-// DueFrom is how many PAYLOAD immediates rank p's block brings to rank q.
+// DueFrom is how many PAYLOAD immediates rank p's block brings to rank q:
+// none where p is q.
 func (m *Matrix) DueFrom(p, q int) uint32 {
+	if p == q {
+		return 0
+	}
 	n := m.Rows[p*int(m.plan.Shape.NumRanks)+q]
 	due := m.plan.Shards(m.plan.BlockBytes(min(n, m.plan.Shape.WindowRows)))
 	if b := m.beyond(p, q); b > 0 {

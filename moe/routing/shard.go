@@ -1,17 +1,24 @@
 package routing
 
 // Shards is into how many writes a block of that many bytes is cut: one, or as
-// many as keep each above half of ShardBytes, at most one a NIC. Sender and
-// receiver compute it alike.
+// many as keep each above half of ShardBytes, at most one a NIC. None is empty,
+// however small ShardBytes is. Sender and receiver compute it alike.
 func (pl *Plan) Shards(bytes uint64) uint32 {
-	n := (bytes + pl.ShardBytes - 1) / pl.ShardBytes
-	return uint32(max(1, min(n, uint64(pl.NumNICs))))
+	n := min((bytes+pl.ShardBytes-1)/pl.ShardBytes, uint64(pl.NumNICs))
+	if n <= 1 {
+		return 1
+	}
+	chunk := chunkBytes(bytes, n)
+	return uint32((bytes + chunk - 1) / chunk)
 }
+
+// chunkBytes is the size of every shard of n but the last.
+func chunkBytes(bytes, n uint64) uint64 { return roundUp((bytes+n-1)/n, 64) }
 
 // ShardRange is shard i of n: together the shards cover [0, bytes) once. Cuts
 // fall on multiples of 64.
 func ShardRange(bytes uint64, n, i uint32) (off, length uint64) {
-	chunk := roundUp((bytes+uint64(n)-1)/uint64(n), 64)
+	chunk := chunkBytes(bytes, uint64(n))
 	off = min(uint64(i)*chunk, bytes)
 	return off, min(chunk, bytes-off)
 }

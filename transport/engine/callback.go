@@ -44,13 +44,18 @@ func (c *callbacks) loop() {
 			runtime.Gosched()
 			continue
 		}
-		c.running.Store(false)
-		// A node pushed before the store saw a runner and started none.
-		if c.q.idle() || !c.running.CompareAndSwap(false, true) {
+		if c.leave() {
 			return
 		}
 		quiet = 0
 	}
+}
+
+// leave ends the goroutine's term, unless something came at the last moment: a
+// node pushed before the store saw a runner and started none.
+func (c *callbacks) leave() bool {
+	c.running.Store(false)
+	return c.q.idle() || !c.running.CompareAndSwap(false, true)
 }
 
 // later is a single call on the callback goroutine.

@@ -169,6 +169,10 @@ func TestAFailedNICEndsItsTransfersAndLeavesTheOthers(t *testing.T) {
 	}); !errors.Is(err, ErrNICFailed) {
 		t.Errorf("later transfer on the failed NIC: %v", err)
 	}
+	_ = e.Call(func(*Worker) {}) // a turn more, in which nothing may end again
+	if s := e.Stats(); s.TransfersFailed != 11 || s.OpsFailed != 11 || s.TransfersDone != 10 {
+		t.Errorf("%d failed with %d operations, %d done, want 11, 11 and 10", s.TransfersFailed, s.OpsFailed, s.TransfersDone)
+	}
 	if s := e.Stats(); !s.NICs[1].Failed || s.NICs[0].Failed {
 		t.Errorf("failed flags %v %v", s.NICs[0].Failed, s.NICs[1].Failed)
 	}

@@ -373,6 +373,7 @@ func TestRangesAreCheckedBeforeAnythingIsPosted(t *testing.T) {
 	for i, q := range []PagesRequest{
 		page(func(q *PagesRequest) { q.LocalPages = []uint32{64} }),
 		page(func(q *PagesRequest) { q.RemotePages = []uint32{64} }),
+		page(func(q *PagesRequest) { q.LocalPages, q.RemotePages = []uint32{64, 1}, []uint32{1, 2} }),
 		page(func(q *PagesRequest) { q.RemotePages = []uint32{math.MaxUint32}; q.RemoteStride = top }),
 		page(func(q *PagesRequest) { q.RemoteOff = top }),
 		page(func(q *PagesRequest) { q.LocalOff = top - 64 }),

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"moerail/internal/mem"
+	"moerail/internal/simd"
 	"moerail/transport"
 )
 
@@ -134,5 +135,5 @@ func copyWords(dst, src []byte) {
 		mem.Word64(dst, 0).Store(mem.Word64(src, 0).Load())
 		return
 	}
-	copy(dst, src)
+	simd.CopyPayload(dst, src)
 }

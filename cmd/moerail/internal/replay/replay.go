@@ -39,7 +39,11 @@ func Run(ctx context.Context, c *casefile.Case) (res *casefile.Result, arrivals 
 	if err := check(c); err != nil {
 		return nil, nil, err
 	}
-	p := &play{c: c, groups: peergroup.NewLocal(c.Ranks), ranks: make([]*player, c.Ranks)}
+	p := &play{c: c, groups: peergroup.NewLocal(c.Ranks), ranks: make([]*player, c.Ranks),
+		limit: slack + 2*max(c.Deadline, c.FirstDeadline, leastSetup)}
+	for _, f := range c.Faults.Pause {
+		p.limit += f.Length
+	}
 	if p.fabric, err = loopback.New(p.fabricConfig()); err != nil {
 		return nil, nil, err
 	}
@@ -91,6 +95,7 @@ type play struct {
 	groups []peergroup.Group
 	ranks  []*player
 	inputs [][]casefile.RankInput // by round
+	limit  time.Duration          // of watch
 
 	mu       sync.Mutex
 	arrivals []string // guarded by mu
@@ -173,10 +178,7 @@ func (e *StuckError) Error() string {
 // watch returns when the case is done, or when no rank has entered another
 // phase for longer than every deadline and pause together allow.
 func (p *play) watch(done <-chan struct{}) error {
-	limit := slack + 2*max(p.c.Deadline, p.c.FirstDeadline, leastSetup)
-	for _, f := range p.c.Faults.Pause {
-		limit += f.Length
-	}
+	limit := p.limit
 	tick := time.NewTicker(limit / 8)
 	defer tick.Stop()
 	seen, since := uint64(0), time.Now()

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
+	"moerail/kernels/host"
 	"moerail/moe"
 	"moerail/peergroup"
 	"moerail/transport"
+	"moerail/transport/engine"
 )
 
 // setupDeadline bounds joining, setting up and handing in results. It is not
@@ -66,7 +69,8 @@ func inProcess(ctx context.Context, o *Options, progress Progress, tamper func(*
 		each(o.Ranks, func(p int) error { tamper(ranks[p]); return nil })
 	}
 	results := make([]*RankResult, o.Ranks)
-	errs = each(o.Ranks, func(p int) (err error) {
+	settle(o.Ranks)
+	each(o.Ranks, func(p int) (err error) {
 		if results[p], err = ranks[p].run(); err != nil {
 			b.leave()
 			results[p].fail(ctx, err)
@@ -101,6 +105,7 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 	if r.p == 0 {
 		r.between = between(o, progress)
 	}
+	settle(4) // the group and the fabric have goroutines of their own
 	res, err := r.run()
 	res.Counts = true
 	if err != nil {
@@ -118,10 +123,32 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 	return results, err, nil
 }
 
+// settle brings the Go runtime into its steady state. What set-up left is
+// collected now and not within a round; and the records with which the scheduler
+// parks goroutines are made: it keeps them, but makes them only when more
+// goroutines wait at once than ever before, which may otherwise be in any round.
+func settle(ranks int) {
+	runtime.GC()
+	const waits = 16 // for each rank: its loop, worker, stream and watchdog, some in a select
+	var waiting sync.WaitGroup
+	release := make(chan struct{})
+	for range ranks * waits {
+		waiting.Go(func() { <-release })
+	}
+	for range 3 {
+		runtime.Gosched() // let them all come to wait
+	}
+	close(release)
+	waiting.Wait()
+}
+
 // open makes a rank's communicator and everything its loop needs.
 func open(ctx context.Context, o *Options, m *model, g peergroup.Group, p transport.Provider, barrier func() error) (*rank, error) {
 	cfg := o.config(m)
 	cfg.Group, cfg.Provider, cfg.NICs = g, p, nicNames(p, o.NICs)
+	if err := o.shareCores(&cfg); err != nil {
+		return nil, err
+	}
 	c, err := moe.New(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -134,13 +161,27 @@ func open(ctx context.Context, o *Options, m *model, g peergroup.Group, p transp
 	return r, nil
 }
 
+// shareCores makes a rank that is a process of its own, on a host where ranks
+// outnumber cores, hand its core to the other processes whenever it waits: a
+// spinning or sleeping rank would keep them waiting for its time slice, or for a
+// timer.
+func (o *Options) shareCores(cfg *moe.Config) error {
+	if o.Launch == "inproc" {
+		return nil
+	}
+	cfg.Poll = engine.PollPolicy{Spin: -1, Yield: 1 << 14, OSYield: true}
+	d, err := host.NewDevice(host.Config{OSYield: true, Spin: 1 << 12, DirectSpin: 1 << 14})
+	cfg.Device = d
+	return err
+}
+
 // fail records why a rank stopped.
 func (res *RankResult) fail(ctx context.Context, err error) {
 	res.Abandoned = errors.Is(err, errAbandoned) || moe.CodeOf(err) == moe.CodeClosed
 	if ctx.Err() != nil {
 		err = errInterrupted
 	}
-	res.Error = err.Error()
+	res.Error, res.FailedAt = err.Error(), time.Now().UnixNano()
 }
 
 func between(o *Options, progress Progress) func(int) uint64 {

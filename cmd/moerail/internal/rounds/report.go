@@ -128,19 +128,22 @@ func Merge(o *Options, version string, results []*RankResult) *Report {
 	return rep
 }
 
-// failure is the error of the rank that failed first as far as can be told: one
-// that did not merely follow another's.
+// failure is the error of the rank that failed first, by its clock; ranks that
+// only stopped because another had come after that.
 func failure(results []*RankResult) string {
-	text := ""
+	var first *RankResult
 	for _, r := range results {
-		if r.Error != "" && (!r.Abandoned || text == "") {
-			text = r.Error
-			if !r.Abandoned {
-				return text
-			}
+		switch {
+		case r.Error == "":
+		case first == nil, first.Abandoned && !r.Abandoned,
+			first.Abandoned == r.Abandoned && r.FailedAt < first.FailedAt:
+			first = r
 		}
 	}
-	return text
+	if first == nil {
+		return ""
+	}
+	return first.Error
 }
 
 // fillTimes takes, for every round, the longest over the ranks, and of these

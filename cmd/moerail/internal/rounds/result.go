@@ -14,6 +14,7 @@ import (
 type RankResult struct {
 	Rank        int
 	Error       string       // "" unless a round failed here
+	FailedAt    int64        // when, in Unix nanoseconds
 	Abandoned   bool         // it stopped because another rank failed
 	Times       []phaseNanos // of each measured round
 	Wire        wireCounts   // of the measured rounds together
