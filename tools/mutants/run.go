@@ -77,7 +77,9 @@ func runAll(ctx context.Context, list []mutant, repo string, parallel int, timeo
 					continue
 				}
 				results[j], errs[i] = b.try(ctx, dir, list[j])
+				b.mu.Lock()
 				fmt.Fprintf(log, "%s: %s\n", list[j].name, results[j].verdict)
+				b.mu.Unlock()
 			}
 		})
 	}
@@ -149,7 +151,7 @@ func apply(dir string, edits []edit) (undo func() error, err error) {
 // bench runs tests and remembers which pass without a mutant.
 type bench struct {
 	timeout time.Duration
-	mu      sync.Mutex
+	mu      sync.Mutex // of passed, and of the log
 	passed  map[string]*baseline
 }
 
