@@ -300,11 +300,11 @@ func (c *Communicator) checkDeadline(s *slot) {
 
 // late lists the ranks that a wait of slot s is for. Worker thread.
 func (c *Communicator) late(s *slot, ph phase) []int {
-	var late []int
+	late, round := []int(nil), s.round.Load()
 	if ph == phaseSent {
-		late = s.dispatch.Late(nil)
+		late = s.dispatch.Late(round, late)
 	} else {
-		late = s.combine.Late(nil)
+		late = s.combine.Late(round, late)
 	}
 	for q := range c.ranks {
 		if c.direct[q] && q != c.rank && c.directLate(s, ph, q) {

@@ -363,7 +363,7 @@ func (c *Communicator) connect(offers [][]byte) ([]engine.Descriptor, error) {
 }
 
 // mapNode maps the inboxes of the ranks of this node and tells which ones it
-// could. The exact path's windows cannot hold a whole block, so there the fabric
+// could. On the exact path blocks may not fit their windows, so there the fabric
 // carries everything.
 func (c *Communicator) mapNode(inboxes []engine.Descriptor) []byte {
 	could := make([]byte, c.ranks)

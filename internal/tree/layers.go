@@ -47,6 +47,7 @@ var layers = []layer{
 
 	{folder: "peergroup/...", may: with("peergroup/...", "transport/engine"), outside: []string{sys}},
 	{folder: "moe/routing", may: []string{"kernels/abi"}, pure: true},
+	{folder: "moe/placement", pure: true},
 	{folder: "dispatch", may: with("peergroup", "transport/engine", "moe/routing", "kernels", "kernels/abi", "uvmwatch")},
 	{folder: "combine", may: with("peergroup", "transport/engine", "moe/routing", "kernels", "kernels/abi", "uvmwatch")},
 	{folder: "moe/internal/...", may: with("moe/internal/...", "moe/routing", "peergroup/...", "transport/engine", "kernels/...", "uvmwatch"), outside: []string{sys}},

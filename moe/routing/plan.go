@@ -22,7 +22,9 @@ type Plan struct {
 	Slots        int
 	NumNICs      int
 	ShardBytes   uint64
-	Exact        bool // windows are smaller than MaxTokens
+	// Exact: windows are smaller than MaxTokens, or a rank may be sent more than
+	// MaxRecvRows, so row counts are exchanged before rows.
+	Exact bool
 
 	Inbox, Outbox Span // of the whole rank
 	slotIn        slotInbox
@@ -116,7 +118,6 @@ func (pl *Plan) rowLayout(p Params) {
 	if s.WindowRows == 0 {
 		s.WindowRows = s.MaxTokens
 	}
-	pl.Exact = s.WindowRows < s.MaxTokens
 }
 
 // count fills in how many rows a round can bring, and refuses what 32-bit row
@@ -128,10 +129,12 @@ func (pl *Plan) count(p Params, f *Faults) {
 		f.Addf("%d ranks x %d max tokens x top-k %d is %d picks, want at most %d: lower max tokens", r, t, k, r*t*k, uint64(MaxPicks))
 	}
 	// Only the ranks of this one's lane send rows.
-	recv := r / uint64(p.Replicas) * t
+	worst := r / uint64(p.Replicas) * t
+	recv := worst
 	if p.MaxRecvRows != 0 {
 		recv = min(recv, uint64(p.MaxRecvRows))
 	}
+	pl.Exact = s.WindowRows < s.MaxTokens || recv < worst
 	if recv >= MaxIndexRows {
 		f.Addf("max received rows comes to %d, want at most %d: lower max tokens, or set max received rows", recv, uint64(MaxIndexRows)-1)
 	}
@@ -188,7 +191,7 @@ func (pl *Plan) layout(p Params, f *Faults) {
 	}
 	in.window[0] = take(sz.mul(r, s.WindowStride))
 	in.window[1] = take(sz.mul(r, s.WindowStride))
-	if pl.Exact {
+	if s.WindowRows < s.MaxTokens {
 		in.overflow = take(sz.mul(uint64(s.MaxRecvRows), uint64(s.RowBytes)))
 	}
 	in.returnWindow = take(sz.mul(r, s.ReturnStride))
