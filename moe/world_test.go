@@ -196,7 +196,7 @@ func (w *world) poison(slot int) {
 			off = pl.ReturnSendOffset(slot, q)
 			fill(c.outbox.Host[off : off+sh.ReturnSendStride])
 		}
-		if pl.Exact {
+		if sh.WindowRows < sh.MaxTokens {
 			off := pl.OverflowOffset(slot)
 			fill(c.inbox.Host[off : off+uint64(sh.MaxRecvRows)*uint64(sh.RowBytes)])
 		}

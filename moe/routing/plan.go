@@ -22,7 +22,9 @@ type Plan struct {
 	Slots        int
 	NumNICs      int
 	ShardBytes   uint64
-	Exact        bool // windows are smaller than MaxTokens
+	// Exact: the ranks tell each other their row counts before anything is handed
+	// out, since a block may be larger than its window, or a round than MaxRecvRows.
+	Exact bool
 
 	Inbox, Outbox Span // of the whole rank
 	slotIn        slotInbox
@@ -116,7 +118,6 @@ func (pl *Plan) rowLayout(p Params) {
 	if s.WindowRows == 0 {
 		s.WindowRows = s.MaxTokens
 	}
-	pl.Exact = s.WindowRows < s.MaxTokens
 }
 
 // count fills in how many rows a round can bring, and refuses what 32-bit row
@@ -129,8 +130,9 @@ func (pl *Plan) count(p Params, f *Faults) {
 	}
 	// Only the ranks of this one's lane send rows.
 	recv := r / uint64(p.Replicas) * t
-	if p.MaxRecvRows != 0 {
-		recv = min(recv, uint64(p.MaxRecvRows))
+	pl.Exact = s.WindowRows < s.MaxTokens
+	if p.MaxRecvRows != 0 && uint64(p.MaxRecvRows) < recv {
+		recv, pl.Exact = uint64(p.MaxRecvRows), true
 	}
 	if recv >= MaxIndexRows {
 		f.Addf("max received rows comes to %d, want at most %d: lower max tokens, or set max received rows", recv, uint64(MaxIndexRows)-1)
@@ -188,7 +190,7 @@ func (pl *Plan) layout(p Params, f *Faults) {
 	}
 	in.window[0] = take(sz.mul(r, s.WindowStride))
 	in.window[1] = take(sz.mul(r, s.WindowStride))
-	if pl.Exact {
+	if s.WindowRows < s.MaxTokens {
 		in.overflow = take(sz.mul(uint64(s.MaxRecvRows), uint64(s.RowBytes)))
 	}
 	in.returnWindow = take(sz.mul(r, s.ReturnStride))

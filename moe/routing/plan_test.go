@@ -221,8 +221,10 @@ func checkPlan(t testing.TB, p Params, pl *Plan) {
 		s.ScaleOffset%16 != 0 || s.MetaOffset%16 != 0 || s.RowBytes%16 != 0 || s.HeaderBytes%64 != 0 {
 		t.Fatalf("row layout: payload %d, scales %d at %d, meta at %d of %d", s.PayloadBytes, s.ScaleBytes, s.ScaleOffset, s.MetaOffset, s.RowBytes)
 	}
-	if want := p.WindowRows > 0 && p.WindowRows < p.MaxTokens; pl.Exact != want {
-		t.Fatalf("Exact is %v with %d of %d rows in a window", pl.Exact, p.WindowRows, p.MaxTokens)
+	small := p.WindowRows > 0 && p.WindowRows < p.MaxTokens
+	worst := p.NumRanks / p.Replicas * p.MaxTokens
+	if want := small || p.MaxRecvRows > 0 && p.MaxRecvRows < worst; pl.Exact != want {
+		t.Fatalf("Exact is %v with %d of %d rows in a window, %d of %d received", pl.Exact, p.WindowRows, p.MaxTokens, p.MaxRecvRows, worst)
 	}
 	var in, out []area
 	for _, slot := range some(p.Slots) {
@@ -239,7 +241,7 @@ func checkPlan(t testing.TB, p Params, pl *Plan) {
 				area{fmt.Sprint("send ", slot, q), pl.SendOffset(slot, q), pl.BlockBytes(s.MaxTokens)},
 				area{fmt.Sprint("return send ", slot, q), pl.ReturnSendOffset(slot, q), s.ReturnSendStride})
 		}
-		if pl.Exact {
+		if small {
 			in = append(in, area{fmt.Sprint("overflow ", slot), pl.OverflowOffset(slot), uint64(s.MaxRecvRows) * uint64(s.RowBytes)})
 		}
 	}
