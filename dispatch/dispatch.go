@@ -55,10 +55,16 @@ type Side struct {
 
 	// Counters are read by other goroutines.
 	Counters Counters
-	// OverflowRank is the rank that would have received OverflowRows in the last
-	// round that was given up for that reason.
-	OverflowRank atomic.Int64
-	OverflowRows atomic.Uint64
+	// Overflows are the ranks that would have received too much in the last round
+	// that was given up for that reason, and how many rows each. It is stable from
+	// Control.Overflow telling of the round until the slot's next round.
+	Overflows []Overflow
+}
+
+// Overflow is a rank that would receive more than MaxRecvRows.
+type Overflow struct {
+	Rank int
+	Rows uint64
 }
 
 // Counters of what a side posted since it was made.
@@ -100,6 +106,7 @@ func New(cfg Config) *Side {
 	s.ops = make([]engine.GroupOp, 0, 2*routing.MaxNICs*max(1, len(s.remote)))
 	if cfg.Plan.Exact {
 		s.exact.init(cfg.Plan)
+		s.Overflows = make([]Overflow, 0, r)
 	}
 	return s
 }

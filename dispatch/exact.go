@@ -35,6 +35,7 @@ type exactState struct {
 	straight  int  // index into remote of the first block whose window part is not posted
 	known     bool // the matrix is complete and checked
 	overflow  bool // some rank would receive too much: no overflow moves, the round ends
+	over      []int
 	due       []uint32
 	skipped   uint64 // the last round that overflowed, plus one
 }
@@ -47,7 +48,7 @@ type routeArrivals struct {
 func (x *exactState) init(pl *routing.Plan) {
 	r := int(pl.Shape.NumRanks)
 	x.matrix = routing.NewMatrix(pl)
-	x.due = make([]uint32, r)
+	x.over, x.due = make([]int, 0, r), make([]uint32, r)
 	for i := range x.route {
 		x.route[i].from = make([]bool, r)
 	}
@@ -179,10 +180,12 @@ func (s *Side) learn() error {
 	if err := x.matrix.Check(); err != nil {
 		return err
 	}
-	over, rows := x.matrix.Overflowing()
-	if x.overflow = over >= 0; x.overflow {
-		s.OverflowRank.Store(int64(over))
-		s.OverflowRows.Store(rows)
+	x.over = x.matrix.Overflowing(x.over[:0])
+	if x.overflow = len(x.over) > 0; x.overflow {
+		s.Overflows = s.Overflows[:0]
+		for _, q := range x.over {
+			s.Overflows = append(s.Overflows, Overflow{q, x.matrix.Received(q)})
+		}
 		x.skipped = s.round + 1
 	}
 	for _, p := range s.remote {

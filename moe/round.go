@@ -63,10 +63,7 @@ func (c *Communicator) DispatchRecv(slot int) (*Batch, error) {
 	s.in = Input{}
 	round := s.round.Load()
 	if s.ctl.Overflow.Load() == round+1 {
-		rank := int(s.dispatch.OverflowRank.Load())
-		err := &RoundError{Code: CodeOverflow, Phase: PhaseDispatchRecv, Round: round, Ranks: []int{rank}, Token: -1, Pick: -1,
-			What: fmt.Sprintf("rank %d would receive %d rows, the limit is %d; nothing beyond the windows was sent",
-				rank, s.dispatch.OverflowRows.Load(), c.plan.Shape.MaxRecvRows)}
+		err := c.overflow(s, round)
 		if qerr := c.quiesce(s, phaseSent); qerr != nil {
 			return nil, qerr
 		}

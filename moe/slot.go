@@ -158,7 +158,7 @@ func newSlot(index int, pl *routing.Plan, inbox, outbox transport.Memory, firstR
 	base, in, out := mem.Addr(s.local.Host), mem.Addr(inbox.Host), mem.Addr(outbox.Host)
 	m, a := &s.mem, &s.abi
 	a.Window = [2]uint64{in + pl.WindowOffset(index, 0, 0), in + pl.WindowOffset(index, 1, 0)}
-	if pl.Exact {
+	if pl.Shape.WindowRows < pl.Shape.MaxTokens {
 		a.Overflow = in + pl.OverflowOffset(index)
 	}
 	a.ReturnWindow = in + pl.ReturnOffset(index, 0)

@@ -57,3 +57,16 @@ func stagePhase(stage uint32) string {
 		return PhaseCombineRecv
 	}
 }
+
+// overflow is the error of a round that every rank gives up, since some would
+// receive too much.
+func (c *Communicator) overflow(s *slot, round uint64) *RoundError {
+	re := &RoundError{Code: CodeOverflow, Phase: PhaseDispatchRecv, Round: round, Token: -1, Pick: -1}
+	first := s.dispatch.Overflows[0]
+	for _, o := range s.dispatch.Overflows {
+		re.Ranks = append(re.Ranks, o.Rank)
+	}
+	re.What = fmt.Sprintf("%s would receive more than the limit of %d rows, rank %d %d; nothing beyond the windows was sent",
+		ranksText(re.Ranks), c.plan.Shape.MaxRecvRows, first.Rank, first.Rows)
+	return re
+}

@@ -62,11 +62,12 @@ var layers = []layer{
 
 	{folder: "cmd/...", may: []string{"..."}, outside: []string{"..."}},
 	{folder: "bench/...", may: []string{"..."}, outside: []string{"..."}},
+	{folder: "tools/..."},
 	{folder: "examples/...", may: []string{"moe", "peergroup", "transport", "transport/loopback", "transport/shm"}},
 }
 
 // above lists what no layer but themselves may import.
-var above = []string{"cmd/...", "bench/...", "examples/..."}
+var above = []string{"cmd/...", "bench/...", "tools/...", "examples/..."}
 
 // cgoFolders may import "C".
 var cgoFolders = []string{}

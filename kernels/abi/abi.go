@@ -189,7 +189,7 @@ type Shape struct {
 	ExpertAlignment  uint32 // rows, >= 1 (grouped)
 	ExpertCapacity   uint32 // rows per expert (batched)
 	MaxExpertRows    uint32 // rows of the expert buffer (grouped) or of the expert output (rows)
-	WindowRows       uint32 // rows of one window block; < MaxTokens selects the exact path
+	WindowRows       uint32 // rows of one window block; < MaxTokens: the rest of a block goes to Overflow
 	MaxRecvRows      uint32 // received rows, over all sources
 	InRowBytes       uint32 // one row of X, unpadded
 	PayloadBytes     uint32 // of a wire row, unpadded

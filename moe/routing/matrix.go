@@ -43,20 +43,24 @@ func (m *Matrix) Check() error {
 	return nil
 }
 
-// Overflowing is the first rank that would receive more than MaxRecvRows, and
-// how many; -1 if none would.
-func (m *Matrix) Overflowing() (rank int, rows uint64) {
+// Received is how many rows rank q would get, its own included.
+func (m *Matrix) Received(q int) uint64 {
 	r := int(m.plan.Shape.NumRanks)
-	for q := range r {
-		var sum uint64
-		for p := range r {
-			sum += uint64(m.Rows[p*r+q])
-		}
-		if sum > uint64(m.plan.Shape.MaxRecvRows) {
-			return q, sum
+	var sum uint64
+	for p := range r {
+		sum += uint64(m.Rows[p*r+q])
+	}
+	return sum
+}
+
+// Overflowing appends to over the ranks that would receive more than MaxRecvRows.
+func (m *Matrix) Overflowing(over []int) []int {
+	for q := range int(m.plan.Shape.NumRanks) {
+		if m.Received(q) > uint64(m.plan.Shape.MaxRecvRows) {
+			over = append(over, q)
 		}
 	}
-	return -1, 0
+	return over
 }
 
 // beyond is how many of p's rows for q no window holds; q's own never leave q.

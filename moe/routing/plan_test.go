@@ -71,11 +71,11 @@ func smaller(a, b *big.Int) *big.Int {
 
 // sizes are what a plan must come to, in unlimited arithmetic.
 type sizes struct {
-	row, header, returnRow            *big.Int
-	window, send, back                *big.Int // one block each
-	recv, expertRows                  *big.Int
-	picks                             *big.Int
-	inbox, outbox, expertBuffer, rows *big.Int
+	row, header, returnRow      *big.Int
+	window, send, back          *big.Int // one block each
+	recv, expertRows            *big.Int
+	picks                       *big.Int
+	inbox, outbox, expertBuffer *big.Int
 }
 
 func independent(p Params, mostLocal int) sizes {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -251,11 +252,11 @@ func TestOverflowTiles(t *testing.T) {
 		if err := m.Check(); err != nil {
 			t.Fatal(err)
 		}
-		over, rows := m.Overflowing()
-		if over >= 0 {
+		over := m.Overflowing(nil)
+		if len(over) > 0 {
 			refused++
 		}
-		first := -1
+		var want []int
 		for q := range n {
 			var next, received uint64
 			for p := range n {
@@ -270,19 +271,17 @@ func TestOverflowTiles(t *testing.T) {
 				next += uint64(beyond)
 				received += uint64(m.Rows[p*n+q])
 			}
+			if got := m.Received(q); got != received {
+				t.Fatalf("rank %d would receive %d rows, reported %d", q, received, got)
+			}
 			if received > uint64(s.MaxRecvRows) {
-				if first < 0 {
-					first = q
-					if rows != received {
-						t.Fatalf("rank %d would receive %d rows, reported %d", q, received, rows)
-					}
-				}
+				want = append(want, q)
 			} else if next > uint64(s.MaxRecvRows) {
 				t.Fatalf("rank %d: %d rows in an overflow area of %d", q, next, s.MaxRecvRows)
 			}
 		}
-		if first != over {
-			t.Fatalf("rank %d overflows, reported %d", first, over)
+		if !slices.Equal(want, over) {
+			t.Fatalf("ranks %d overflow, reported %d", want, over)
 		}
 	}
 	if refused < 100 || refused > 2900 {
@@ -333,7 +332,7 @@ func TestRanksDrawSameConclusions(t *testing.T) {
 	for range 200 {
 		m := randomMatrix(t, r)
 		n := int(m.plan.Shape.NumRanks)
-		over, rows := m.Overflowing()
+		over := m.Overflowing(nil)
 		for rank := range n {
 			p := decode()
 			s := &m.plan.Shape
@@ -341,8 +340,8 @@ func TestRanksDrawSameConclusions(t *testing.T) {
 			p.NumNICs, p.ShardBytes, p.Replicas, p.MaxRecvRows = m.plan.NumNICs, int(m.plan.ShardBytes), int(s.Replicas), int(s.MaxRecvRows)
 			o := NewMatrix(plan(t, p))
 			copy(o.Rows, m.Rows)
-			if a, b := o.Overflowing(); a != over || b != rows {
-				t.Fatalf("rank %d sees %d, %d; another %d, %d", rank, a, b, over, rows)
+			if got := o.Overflowing(nil); !slices.Equal(got, over) {
+				t.Fatalf("rank %d sees %d; another %d", rank, got, over)
 			}
 			for p := range n {
 				for q := range n {
@@ -386,8 +385,8 @@ func TestMatrixRefuses(t *testing.T) {
 	for i := range m.Rows {
 		m.Rows[i] = MaxTokens
 	}
-	if q, rows := m.Overflowing(); q != 0 || rows != 1000*MaxTokens {
-		t.Errorf("rank %d, %d rows", q, rows)
+	if over := m.Overflowing(nil); len(over) != 1000 || m.Received(999) != 1000*MaxTokens {
+		t.Errorf("%d ranks overflow, the last by %d rows", len(over), m.Received(999))
 	}
 	if start, rows := m.OverflowRow(999, 998); start != 998*(MaxTokens-1) || rows != MaxTokens-1 {
 		t.Errorf("%d rows at %d", rows, start)

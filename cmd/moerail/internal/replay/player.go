@@ -168,9 +168,11 @@ func (r *player) serve(ctx context.Context, f *flight) {
 		r.failed(f, dispatchRecv, err)
 		return
 	}
-	if err != nil { // the device refused this rank's ids; its experts serve the others
-		f.tokens = 0
+	if err != nil { // it has no batch of its own, but serves the others
 		f.res.Error = roundError(err, dispatchRecv, f.round, r.rank)
+		if refusal(f.res.Error.Code) {
+			f.tokens = 0
+		}
 	}
 	f.res.ExpertCounts = widen(b.Counts)
 	f.res.SourceRows = widen(b.SourceRows)
