@@ -119,7 +119,7 @@ func TestWatchGivesUp(t *testing.T) {
 	p.ranks[1].phase.Store(combineRecv)
 	p.limit = 20 * time.Millisecond
 	var stuck *StuckError
-	if err := p.watch(make(chan struct{})); !errors.As(err, &stuck) || !strings.Contains(err.Error(), "rank 1 in combine_recv") {
+	if err := p.watch(t.Context(), make(chan struct{})); !errors.As(err, &stuck) || !strings.Contains(err.Error(), "rank 1 in combine_recv") {
 		t.Errorf("got %v", err)
 	}
 }
