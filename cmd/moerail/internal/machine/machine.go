@@ -39,12 +39,11 @@ func AvailableBytes() uint64 {
 	if unix.Getrlimit(unix.RLIMIT_AS, &limit) != nil || limit.Cur >= free {
 		return free
 	}
-	pages, _, _ := strings.Cut(line("/proc/self/statm"), " ")
-	used, err := strconv.ParseUint(pages, 10, 50)
+	kib, err := strconv.ParseUint(strings.TrimSuffix(field("/proc/self/status", "VmSize"), " kB"), 10, 50)
 	if err != nil {
 		return limit.Cur
 	}
-	return limit.Cur - min(limit.Cur, used*uint64(os.Getpagesize()))
+	return limit.Cur - min(limit.Cur, kib<<10)
 }
 
 func cpuModel() string {

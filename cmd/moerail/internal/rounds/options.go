@@ -72,6 +72,7 @@ const ScaleBlock = 128
 const (
 	defaultTokens = 128
 	maxRounds     = 1 << 20
+	minDeadline   = time.Millisecond
 	maxDeadline   = time.Hour
 )
 
@@ -121,8 +122,8 @@ func (o *Options) Resolve() error {
 			return err
 		}
 	}
-	if d := time.Duration(o.Deadline); d <= 0 || d > maxDeadline {
-		return bad("deadline", "is %v, allowed are above 0 to %v", d, maxDeadline)
+	if d := time.Duration(o.Deadline); d < minDeadline || d > maxDeadline {
+		return bad("deadline", "is %v, allowed are %v to %v", d, minDeadline, maxDeadline)
 	}
 	switch o.Device {
 	case "auto", "host":
