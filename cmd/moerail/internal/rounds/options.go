@@ -164,7 +164,7 @@ func (o *Options) resolveTokens() error {
 	o.source, err = workload.Open(o.Routing, workload.Shape{Ranks: o.Ranks, Experts: o.Experts, TopK: o.TopK,
 		MaxTokens: o.maxTokens(), Seed: o.Seed})
 	if err != nil {
-		return &OptionError{"routing", strings.TrimPrefix(err.Error(), "workload: ")}
+		return &OptionError{"routing", strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\nworkload: ", "\n"), "workload: ")}
 	}
 	if o.Ranks%o.Replicas != 0 {
 		return &OptionError{"replicas", fmt.Sprintf("is %d, want a divisor of %d ranks", o.Replicas, o.Ranks)}
