@@ -273,9 +273,9 @@ func (s *Side) block(source, q int, bytes uint64) {
 	}
 }
 
-// Late adds to late the ranks whose return rows of the round under way are missing.
-func (s *Side) Late(late []int) []int {
-	if !s.known || s.arrived {
+// Late adds to late the ranks whose return rows of the given round are missing.
+func (s *Side) Late(round uint64, late []int) []int {
+	if s.round > round || !s.known || s.arrived {
 		return late
 	}
 	for _, q := range s.remote {

@@ -296,9 +296,9 @@ func (s *Side) count(rows, bytes uint64) {
 	s.Counters.Bytes.Add(bytes)
 }
 
-// Late adds to late the ranks whose data of the round under way is missing.
-func (s *Side) Late(late []int) []int {
-	if s.arrived {
+// Late adds to late the ranks whose data of the given round is missing.
+func (s *Side) Late(round uint64, late []int) []int {
+	if s.round > round || s.arrived {
 		return late
 	}
 	a := &s.in[s.round&1]

@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -302,15 +303,16 @@ func (c *Communicator) checkDeadline(s *slot) {
 func (c *Communicator) late(s *slot, ph phase) []int {
 	var late []int
 	if ph == phaseSent {
-		late = s.dispatch.Late(nil)
+		late = s.dispatch.Late(s.round.Load(), nil)
 	} else {
-		late = s.combine.Late(nil)
+		late = s.combine.Late(s.round.Load(), nil)
 	}
 	for q := range c.ranks {
 		if c.direct[q] && q != c.rank && c.directLate(s, ph, q) {
 			late = append(late, q)
 		}
 	}
+	slices.Sort(late)
 	return late
 }
 
