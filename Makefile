@@ -11,7 +11,7 @@ ROUTING   := testdata/routing/olmoe-1b-7b_book.u8
 RUN_FLAGS := --ranks 8 --experts 64 --top-k 8 --hidden 2048 --tokens 128 --dtype bf16 --out-dtype bf16 --routing $(ROUTING):7
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test race race-short fuzz lint bench cases clean
+.PHONY: help build run test race race-short fuzz lint bench cases mutants bench-peers clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,12 @@ bench: ## every benchmark for BENCHTIME (1s) each
 
 cases: ## execute every file of testdata/cases and print a line for each
 	$(GO) test -count=1 -run '^TestCases$$' -v ./cmd/moerail
+
+mutants: ## break the runtime in some 36 ways, one at a time; the tests must notice each
+	$(GO) run ./tools/mutants
+
+bench-peers: build ## rounds of moerail and of Open MPI in turn (needs openmpi-bin, libopenmpi-dev)
+	$(GO) run ./bench/peers/compare -tokens 1,128 -turns 5 -out bench/results/mpi-$$(date +%F).json
 
 clean: ## remove what was built
 	rm -rf bin

@@ -1,7 +1,6 @@
 package moe
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -21,25 +20,22 @@ func BenchmarkRound(b *testing.B) {
 	}
 }
 
-func benchRound(b *testing.B, ranks, tokens int, layout Layout, node int) {
+// benchRanks makes communicators, and an input and an output for each.
+func benchRanks(b *testing.B, ranks, tokens int, layout Layout, node int) ([]*Communicator, []benchRank) {
 	const experts, k, hidden = 256, 8, 7168
-	cs, err := NewLocal(context.Background(), ranks, Config{
+	cs, err := NewLocal(benchContext(b), ranks, Config{
 		NumExperts: experts, TopK: k, Hidden: hidden, MaxTokens: tokens, DType: BF16, OutDType: BF16,
 		Layout: layout, RanksPerNode: node,
 	}, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer func() {
+	b.Cleanup(func() {
 		for _, c := range cs {
 			c.Close()
 		}
-	}()
-	type rank struct {
-		in  Input
-		out []byte
-	}
-	rs := make([]rank, ranks)
+	})
+	rs := make([]benchRank, ranks)
 	for r := range rs {
 		rng := rand.New(rand.NewPCG(1, uint64(r)))
 		in := Input{X: make([]byte, tokens*hidden*2), IDs: make([]int32, tokens*k), Weights: make([]float32, tokens*k), NumTokens: tokens}
@@ -49,8 +45,13 @@ func benchRound(b *testing.B, ranks, tokens int, layout Layout, node int) {
 		for i := range in.Weights {
 			in.Weights[i] = rng.Float32()
 		}
-		rs[r] = rank{in, make([]byte, tokens*hidden*2)}
+		rs[r] = benchRank{in, make([]byte, tokens*hidden*2)}
 	}
+	return cs, rs
+}
+
+func benchRound(b *testing.B, ranks, tokens int, layout Layout, node int) {
+	cs, rs := benchRanks(b, ranks, tokens, layout, node)
 	round := func(n int) {
 		var wg sync.WaitGroup
 		for r, c := range cs {

@@ -85,12 +85,15 @@ type Config struct {
 	// IgnoreWeights sums picks unweighted, for callers whose experts apply the weights.
 	IgnoreWeights bool
 
-	Replicas     int       // ranks that hold the same tokens; 0 is 1
-	RanksPerNode int       // ranks that may store into each other's memory; 0 is none
-	Slots        int       // micro-batches in flight; 0 is 1
-	WindowRows   int       // rows a peer can send without asking; 0 is MaxTokens
-	MaxRecvRows  int       // rows a rank can receive in a round; 0 is the worst case. A lower limit costs the row counts' exchange, and direct stores, as WindowRows does
-	Placement    [][]int32 // physical experts by rank; nil is consecutive
+	Replicas     int // ranks that hold the same tokens; 0 is 1
+	RanksPerNode int // ranks that may store into each other's memory; 0 is none
+	Slots        int // micro-batches in flight; 0 is 1
+	WindowRows   int // rows a peer can send without asking; 0 is MaxTokens
+	// MaxRecvRows is how many rows a rank can receive in a round; 0 is the worst case.
+	// Below that the ranks exchange their row counts first, as they do with small
+	// windows, so that too many rows are an overflow on every rank.
+	MaxRecvRows int
+	Placement   [][]int32 // physical experts by rank; nil is consecutive
 	// MaxLocalExperts is how many experts a rank may hold under any placement that
 	// SetPlacement will be given; 0 is as many as Placement needs.
 	MaxLocalExperts int

@@ -158,7 +158,7 @@ func (c *Communicator) Close() error {
 }
 
 func (c *Communicator) close() error {
-	c.failure.CompareAndSwap(nil, &RoundError{Code: CodeClosed, Phase: PhaseClose, Token: -1, Pick: -1, What: "the communicator is closed"})
+	healthy := c.failure.CompareAndSwap(nil, &RoundError{Code: CodeClosed, Phase: PhaseClose, Token: -1, Pick: -1, What: "the communicator is closed"})
 	var errs []error
 	note := func(err error) {
 		if err != nil && !errors.Is(err, engine.ErrClosed) {
@@ -189,11 +189,15 @@ func (c *Communicator) close() error {
 		note(c.claim.Release())
 	}
 	note(c.imms.Free(c.base))
+	if healthy || !c.ownEngine {
+		// What this rank has posted, an empty barrier message even, peers wait for.
+		c.settle()
+	}
 	if c.ownEngine && c.engine != nil {
 		// Nothing reads or writes the memory once the domains are closed.
 		note(c.engine.Close())
 	} else if c.engine != nil {
-		c.drain()
+		c.freeTrackers()
 		for _, g := range c.groups {
 			note(g.Close())
 		}
@@ -217,18 +221,21 @@ func (c *Communicator) close() error {
 	return errors.Join(errs...)
 }
 
-// drainLimit bounds how long Close waits for posted writes to complete on an
-// engine that lives on.
-const drainLimit = time.Second
+// settleLimit bounds how long Close waits for posted writes to complete.
+const settleLimit = time.Second
 
-// drain waits until the shared engine has finished what this communicator
-// posted, so that its memory can go.
-func (c *Communicator) drain() {
-	for end := time.Now().Add(drainLimit); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if c.Outstanding() == 0 {
-			break
-		}
+// settle waits until the engine has finished what this communicator posted.
+func (c *Communicator) settle() {
+	if c.proxy == nil {
+		return // nothing was ever posted
 	}
+	for end := time.Now().Add(settleLimit); c.Outstanding() > 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// freeTrackers gives a shared engine its trackers back.
+func (c *Communicator) freeTrackers() {
 	_ = c.engine.Call(func(w *engine.Worker) {
 		for _, s := range c.slots {
 			for _, t := range s.trackers {
@@ -301,11 +308,11 @@ func (c *Communicator) checkDeadline(s *slot) {
 
 // late lists the ranks that a wait of slot s is for. Worker thread.
 func (c *Communicator) late(s *slot, ph phase) []int {
-	var late []int
+	late, round := []int(nil), s.round.Load()
 	if ph == phaseSent {
-		late = s.dispatch.Late(s.round.Load(), nil)
+		late = s.dispatch.Late(round, late)
 	} else {
-		late = s.combine.Late(s.round.Load(), nil)
+		late = s.combine.Late(round, late)
 	}
 	for q := range c.ranks {
 		if c.direct[q] && q != c.rank && c.directLate(s, ph, q) {

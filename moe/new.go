@@ -363,8 +363,8 @@ func (c *Communicator) connect(offers [][]byte) ([]engine.Descriptor, error) {
 }
 
 // mapNode maps the inboxes of the ranks of this node and tells which ones it
-// could. On the exact path nothing is handed out before all row counts are known,
-// and its windows may not hold a whole block, so there the fabric carries everything.
+// could. On the exact path blocks may not fit their windows, so there the fabric
+// carries everything.
 func (c *Communicator) mapNode(inboxes []engine.Descriptor) []byte {
 	could := make([]byte, c.ranks)
 	for q := range c.ranks {

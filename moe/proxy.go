@@ -24,9 +24,9 @@ type proxy struct {
 	// now is the time of this worker turn, read at most once, by the first arrival.
 	now time.Duration
 
-	steps, busyNanos, posts atomic.Uint64
-	wait                    []sourceWait // by slot and parity
-	waited                  []atomic.Uint64
+	steps, busyNanos atomic.Uint64
+	wait             []sourceWait // by slot and parity
+	waited           []atomic.Uint64
 }
 
 // sourceWait is when the first block of a round came.

@@ -38,6 +38,8 @@ func (tk *tokens) input() Input {
 	return in
 }
 
+func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 41)) }
+
 // drawIDs are k distinct experts a token, some left out, sometimes one twice.
 func drawIDs(rng *rand.Rand, n, k, experts int) []int32 {
 	ids := make([]int32, n*k)

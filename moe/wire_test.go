@@ -42,7 +42,11 @@ func (w *world) wireByHand(toks []tokens) []wireCount {
 	}
 	shards := func(bytes uint64) uint64 { return max(1, min((bytes+limit-1)/limit, uint64(w.s.nics))) }
 	window := uint64(c.WindowRows)
-	exact := window > 0 && window < uint64(c.MaxTokens)
+	if window == 0 {
+		window = uint64(c.MaxTokens)
+	}
+	exact := window < uint64(c.MaxTokens) ||
+		c.MaxRecvRows > 0 && c.MaxRecvRows < c.MaxTokens*len(w.cs)/c.Replicas
 
 	rows, picks := w.rowsBetween(toks)
 	returned := rows

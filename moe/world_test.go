@@ -35,7 +35,6 @@ type world struct {
 	cs     []*Communicator
 	judge  *reference.Judge
 	ref    reference.Config
-	place  [][]int32 // of the judge
 	rng    *rand.Rand
 	faults []string   // guarded by mu
 	mu     sync.Mutex // the fabric reports from any goroutine

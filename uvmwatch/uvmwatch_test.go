@@ -76,8 +76,10 @@ func TestWordsAreReusedZeroedAndOldCallbacksStaySilent(t *testing.T) {
 	if calls != 1 || seen != 4 {
 		t.Fatalf("first called %d times, second saw %d", calls, seen)
 	}
-	if s.Close() != nil || s.Close() != nil {
-		t.Fatal("close twice")
+	for _, time := range []string{"first", "second"} {
+		if err := s.Close(); err != nil {
+			t.Fatalf("%s Close: %v", time, err)
+		}
 	}
 	if _, err := s.Alloc(func(uint64, uint64) {}); !errors.Is(err, ErrClosed) {
 		t.Fatalf("alloc after close: %v", err)

@@ -257,7 +257,7 @@ func awaitReader(t *testing.T, pid int, pipe string) {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if n, err := unix.IoctlGetInt(int(w.Fd()), unix.FIONREAD); err != nil {
+		if n, err := unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ); err != nil {
 			t.Fatal(err)
 		} else if n == 0 {
 			return

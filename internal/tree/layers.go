@@ -47,6 +47,7 @@ var layers = []layer{
 
 	{folder: "peergroup/...", may: with("peergroup/...", "transport/engine"), outside: []string{sys}},
 	{folder: "moe/routing", may: []string{"kernels/abi"}, pure: true},
+	{folder: "moe/placement", pure: true},
 	{folder: "dispatch", may: with("peergroup", "transport/engine", "moe/routing", "kernels", "kernels/abi", "uvmwatch")},
 	{folder: "combine", may: with("peergroup", "transport/engine", "moe/routing", "kernels", "kernels/abi", "uvmwatch")},
 	{folder: "moe/internal/...", may: with("moe/internal/...", "moe/routing", "peergroup/...", "transport/engine", "kernels/...", "uvmwatch"), outside: []string{sys}},
@@ -61,11 +62,12 @@ var layers = []layer{
 
 	{folder: "cmd/...", may: []string{"..."}, outside: []string{"..."}},
 	{folder: "bench/...", may: []string{"..."}, outside: []string{"..."}},
+	{folder: "tools/..."},
 	{folder: "examples/...", may: []string{"moe", "peergroup", "transport", "transport/loopback", "transport/shm"}},
 }
 
 // above lists what no layer but themselves may import.
-var above = []string{"cmd/...", "bench/...", "examples/..."}
+var above = []string{"cmd/...", "bench/...", "tools/...", "examples/..."}
 
 // cgoFolders may import "C".
 var cgoFolders = []string{}

@@ -21,6 +21,8 @@ type recvState struct {
 //     the others' places in the overflow area depend on every header.
 //   - A row whose metadata cannot be true (CodeBadRow): its picks are left out, so
 //     that the places its header claimed stay unwritten; other rows are whole.
+//   - A header that counts more picks than its rows have (CodeBadHeader): the rows
+//     are whole, the places that no pick has stay unwritten.
 //   - More rows than the limits of this rank (CodeOverflow): nothing is handed out.
 //   - Control.Overflow: nothing is handed out and the round ends here on every rank:
 //     Round is advanced, and the combine stages do nothing.

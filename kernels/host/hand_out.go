@@ -30,7 +30,11 @@ func (r *stageRun) handOut(p *abi.DispatchRecvParams) {
 	for s, src := range r.sources() {
 		if src.Rows != 0 {
 			rows += uint64(src.Rows)
-			picks += r.placeRows(p, s, over)
+			n := r.placeRows(p, s, over)
+			if claimed := r.claimedPicks(s); n != claimed {
+				r.fault(abi.Status{Code: abi.CodeBadHeader, Peer: uint32(s), Value: int64(claimed), Limit: int64(n)})
+			}
+			picks += n
 		}
 		over += r.overflowRows(s, src.Rows)
 		if srcRows != nil {
@@ -85,6 +89,15 @@ func (r *stageRun) picksOf(s, row int, addr uint64, before, next []uint32) []uin
 	return picks
 }
 
+// claimedPicks is how many picks the header of source s counted.
+func (r *stageRun) claimedPicks(s int) (n uint64) {
+	before, next := r.before(s), r.before(s+1)
+	for e := range next {
+		n += uint64(next[e] - before[e])
+	}
+	return n
+}
+
 // placeRows copies the rows of source s to their places and returns their picks.
 func (r *stageRun) placeRows(p *abi.DispatchRecvParams, s int, over uint64) (placed uint64) {
 	sh := r.sh
@@ -125,10 +138,7 @@ func (r *stageRun) listRows(p *abi.DispatchRecvParams) {
 	start[0] = 0
 	for s, src := range r.sources() {
 		before, next := r.before(s), r.before(s+1)
-		left := 0 // picks that the header counted and no row has had yet
-		for e := range next {
-			left += int(next[e] - before[e])
-		}
+		left := int(r.claimedPicks(s)) // picks that no row has had yet
 		for i := range int(src.Rows) {
 			addr := r.rowAddr(s, i, over)
 			ids := r.picksOf(s, i, addr, before, next)
@@ -155,6 +165,9 @@ func (r *stageRun) listRows(p *abi.DispatchRecvParams) {
 			}
 			row++
 			start[row] = uint32(picks)
+		}
+		if left != 0 {
+			r.fault(abi.Status{Code: abi.CodeBadHeader, Peer: uint32(s), Value: int64(left)})
 		}
 		over += r.overflowRows(s, src.Rows)
 		if srcRows != nil {

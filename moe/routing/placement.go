@@ -27,6 +27,9 @@ func (pl *Plan) place(p Params, f *Faults) {
 				pl.ExpertRank[e], pl.ExpertLocal[e] = uint32(r), uint32(i)
 			}
 		}
+		if p.MaxLocalExperts > 0 && len(list) > p.MaxLocalExperts {
+			f.Addf("placement gives rank %d %d experts, want at most max local experts, %d", r, len(list), p.MaxLocalExperts)
+		}
 		pl.LocalExperts = append(pl.LocalExperts, append([]int32(nil), list...))
 	}
 	for e, r := range pl.ExpertRank {

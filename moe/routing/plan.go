@@ -22,8 +22,8 @@ type Plan struct {
 	Slots        int
 	NumNICs      int
 	ShardBytes   uint64
-	// Exact: the ranks tell each other their row counts before anything is handed
-	// out, since a block may be larger than its window, or a round than MaxRecvRows.
+	// Exact: windows are smaller than MaxTokens, or a rank may be sent more than
+	// MaxRecvRows, so row counts are exchanged before rows.
 	Exact bool
 
 	Inbox, Outbox Span // of the whole rank
@@ -129,11 +129,12 @@ func (pl *Plan) count(p Params, f *Faults) {
 		f.Addf("%d ranks x %d max tokens x top-k %d is %d picks, want at most %d: lower max tokens", r, t, k, r*t*k, uint64(MaxPicks))
 	}
 	// Only the ranks of this one's lane send rows.
-	recv := r / uint64(p.Replicas) * t
-	pl.Exact = s.WindowRows < s.MaxTokens
-	if p.MaxRecvRows != 0 && uint64(p.MaxRecvRows) < recv {
-		recv, pl.Exact = uint64(p.MaxRecvRows), true
+	worst := r / uint64(p.Replicas) * t
+	recv := worst
+	if p.MaxRecvRows != 0 {
+		recv = min(recv, uint64(p.MaxRecvRows))
 	}
+	pl.Exact = s.WindowRows < s.MaxTokens || recv < worst
 	if recv >= MaxIndexRows {
 		f.Addf("max received rows comes to %d, want at most %d: lower max tokens, or set max received rows", recv, uint64(MaxIndexRows)-1)
 	}

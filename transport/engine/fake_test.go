@@ -88,11 +88,6 @@ type fakeRemote struct {
 	released bool
 }
 
-type fakeMsg struct {
-	from string
-	data []byte
-}
-
 type fakeDomain struct {
 	net       *fakeNet
 	addr      string
@@ -105,7 +100,6 @@ type fakeDomain struct {
 	inflight  []fakeOp
 	comps     []transport.Completion
 	recvs     []transport.RecvRequest
-	msgs      []fakeMsg
 	closed    bool
 	postErr   error // every Post is refused
 	pollErr   error
@@ -334,5 +328,3 @@ func (d *fakeDomain) Close() error {
 	d.inflight, d.comps = nil, nil
 	return nil
 }
-
-func fakePoll() PollPolicy { return PollPolicy{Spin: 4, Yield: 50} }

@@ -243,8 +243,10 @@ func TestCancelDropsTheQueuedPartAndWaitsForTheRest(t *testing.T) {
 		RemoteStride: 64, RemotePages: pages, PageLen: 64, NICs: AllNICs}, Done{Func: func(err error) { ch <- err }}))
 	behind := must[Handle](t)(e.Write(WriteRequest{Local: r.regions[0], Remote: remote, Len: 8, NICs: OnNIC(0)}, Done{Func: func(err error) { ch <- err }}))
 	eventually(t, "a full queue", func() bool { return r.doms[0][0].posts.Load() == 2 && r.doms[0][1].posts.Load() == 2 })
-	if !h.Cancel() || !h.Cancel() {
-		t.Fatal("a running transfer can not be cancelled")
+	for _, time := range []string{"first", "second"} {
+		if !h.Cancel() {
+			t.Fatalf("the %s Cancel of a running transfer was refused", time)
+		}
 	}
 	_ = e.Call(func(*Worker) {})
 	if len(ch) != 0 {

@@ -59,7 +59,6 @@ type ownerState struct {
 	inFlight int                         // operations posted whose completion was not polled
 	own      fifo[transport.Completion]  // ends of operations that ended within Post
 	recvs    fifo[transport.RecvRequest] // posted receives
-	gone     fifo[transport.RecvRequest] // never filled; see pollMail
 	arrFirst bool                        // which kind Poll looks at first
 	tally    tally                       // of the call under way
 }

@@ -1,0 +1,197 @@
+package moe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"moerail/transport/loopback"
+)
+
+func permutations(n int) (out [][]int) {
+	if n == 0 {
+		return [][]int{nil}
+	}
+	for _, p := range permutations(n - 1) {
+		for i := 0; i <= len(p); i++ {
+			q := append(append(append([]int(nil), p[:i]...), n-1), p[i:]...)
+			out = append(out, q)
+		}
+	}
+	return out
+}
+
+// TestCloseInEveryOrder: EP-43. Four ranks close in every order, twice, with
+// rounds under way in every phase; nobody hangs, and whoever is in a call gets an
+// error that says why.
+func TestCloseInEveryOrder(t *testing.T) {
+	for i, order := range permutations(4) {
+		w := small(t, 4, func(s *setting) {
+			s.cfg.RanksPerNode, s.cfg.Deadline = []int{1, 2, 4}[i%3], 3*time.Second
+			s.cfg.WindowRows = 3 * (i % 2)
+			s.faulty = true // writes to ranks that are gone
+			if i%2 == 1 {
+				s.fabric.Faults = &loopback.Faults{Seed: uint64(i), Reorder: true, DelayMax: 50 * time.Microsecond}
+			}
+		})
+		toks := w.ragged(8)
+		w.round(0, toks)
+		var users sync.WaitGroup
+		for r, c := range w.cs {
+			users.Go(func() { w.roundsUntilClosed(c, toks[r]) })
+		}
+		for _, r := range order {
+			if i%3 == 0 {
+				time.Sleep(100 * time.Microsecond)
+			}
+			for range 2 {
+				if err := w.cs[r].Close(); err != nil {
+					t.Fatalf("order %v: close of rank %d: %v", order, r, err)
+				}
+			}
+			_, err := w.cs[r].Dispatch(0, Input{})
+			if CodeOf(err) == "" {
+				t.Fatalf("order %v: dispatch on closed rank %d: %v", order, r, err)
+			}
+			if st := w.cs[r].Stats(); st.Rounds == 0 {
+				t.Fatalf("order %v: statistics of closed rank %d: %+v", order, r, st)
+			}
+			if n := w.cs[r].Outstanding(); n != 0 {
+				t.Fatalf("order %v: %d operations outstanding on closed rank %d", order, n, r)
+			}
+		}
+		users.Wait()
+	}
+}
+
+// roundsUntilClosed goes on until a call fails, as all must.
+func (w *world) roundsUntilClosed(c *Communicator, tk tokens) {
+	out := w.nanOut(tk.n)
+	for i := 0; ; i++ {
+		err := c.DispatchSend(0, tk.input())
+		if err == nil {
+			// What a Batch views may be gone by now, so the experts do not run.
+			_, err = c.DispatchRecv(0)
+		}
+		if err == nil {
+			err = c.CombineSend(0, nil, 0)
+		}
+		if err == nil {
+			err = c.CombineRecv(0, out, 0)
+		}
+		switch CodeOf(err) {
+		case "":
+			if err == nil {
+				continue
+			}
+			fallthrough
+		default:
+			w.t.Errorf("rank %d: %v", c.Rank(), err)
+		case CodeClosed, CodePeerLost, CodeTransport, CodeDeadline:
+		}
+		return
+	}
+}
+
+// TestCloseEndsEveryWait: a call that waits for ever otherwise ends at once.
+func TestCloseEndsEveryWait(t *testing.T) {
+	w := small(t, 2, func(s *setting) { s.cfg.Deadline, s.cfg.Slots = time.Hour, 2 })
+	c := w.cs[0]
+	if err := c.DispatchSend(0, Input{}); err != nil {
+		t.Fatal(err)
+	}
+	errs := make(chan error, 3)
+	go func() { _, err := c.DispatchRecv(0); errs <- err }()
+	go func() { errs <- c.Barrier(context.Background()) }()
+	go func() { errs <- c.SetPlacement(context.Background(), [][]int32{{0, 1}, {2, 3}}) }()
+	time.Sleep(10 * time.Millisecond)
+	start := time.Now()
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := <-errs; err == nil {
+			t.Error("a call ended well after close")
+		}
+	}
+	if took := time.Since(start); took > 3*time.Second {
+		t.Errorf("close took %v", took)
+	}
+}
+
+// usage is what a process holds.
+func usage(t *testing.T) (goroutines, fds, mappings int) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Skip(err)
+	}
+	return runtime.NumGoroutine(), len(entries), strings.Count(string(maps), "\n")
+}
+
+// TestNothingLeaks: EP-44. A hundred lives of a communicator leave nothing behind.
+func TestNothingLeaks(t *testing.T) {
+	life := func(i int) {
+		w := &world{t: t}
+		s := randomSetting(uint64(i % 10))
+		s.ranks, s.cfg.Replicas, s.cfg.Placement, s.cfg.MaxLocalExperts = 3, 0, nil, 0
+		s.cfg.RanksPerNode = 1 + i%3
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			w = newWorld(t, s)
+			w.round(0, w.ragged(s.cfg.MaxTokens))
+		})
+	}
+	for i := range 10 {
+		life(i)
+	}
+	g, fds, maps := usage(t)
+	lives := 100
+	if testing.Short() {
+		lives = 30
+	}
+	for i := range lives {
+		life(i)
+	}
+	if n := settle(g); n > g {
+		t.Errorf("%d goroutines, %d before", n, g)
+	}
+	_, fds2, maps2 := usage(t)
+	if fds2 > fds {
+		t.Errorf("%d descriptors, %d before", fds2, fds)
+	}
+	if maps2 > maps+20 { // the Go heap grows too
+		t.Errorf("%d mappings, %d before", maps2, maps)
+	}
+}
+
+// TestPeerThatDiesIsNamed: EP-36, in process.
+func TestPeerThatDiesIsNamed(t *testing.T) {
+	for i, node := range []int{1, 2} {
+		w := small(t, 4, func(s *setting) {
+			s.faulty, s.cfg.Deadline, s.cfg.RanksPerNode = true, 500*time.Millisecond, node
+			s.hosts = func(r int) string { return fmt.Sprint(r / node) }
+		})
+		w.round(0, w.ragged(8))
+		w.procs[3].Kill()
+		w.each(func(r int, c *Communicator) error {
+			if r == 3 {
+				return nil
+			}
+			_, err := c.Dispatch(0, Input{})
+			var re *RoundError
+			if !errors.As(err, &re) || re.Code != CodePeerLost && re.Code != CodeDeadline || len(re.Ranks) != 1 || re.Ranks[0] != 3 {
+				t.Errorf("case %d, rank %d: %v, want rank 3 lost", i, r, err)
+			}
+			return nil
+		})
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package moe
+
+const raceEnabled = true
