@@ -8,8 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 // Largest files that are read.
@@ -50,7 +49,7 @@ func openFile(spec string, shape Shape) (Source, error) {
 // readFile reads a whole regular file of at most limit bytes.
 func readFile(path string, limit int64) ([]byte, error) {
 	// Without O_NONBLOCK opening a named pipe waits for somebody to write to it.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("workload: %w", err)
 	}

@@ -7,9 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 func open(t *testing.T, spec string, shape Shape) Source {
@@ -165,7 +164,7 @@ func TestSingle(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe") // that nobody writes to
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	good := Shape{Ranks: 2, Experts: 4, TopK: 2}
