@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -318,6 +319,7 @@ func (c *Communicator) late(s *slot, ph phase) []int {
 			late = append(late, q)
 		}
 	}
+	slices.Sort(late)
 	return late
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,9 +29,9 @@ there are slots.`,
 		Example: `  moerail exec testdata/cases/ep05_same_expert_twice.json
   generate-a-case | moerail exec -`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := readCase(args[0], cmd.InOrStdin())
+			c, err := awaitCase(cmd.Context(), args[0], cmd.InOrStdin())
 			if err != nil {
-				return usageError{err}
+				return err
 			}
 			res, arrivals, err := replay.Run(cmd.Context(), c)
 			var unfit *replay.CaseError
@@ -49,6 +50,27 @@ there are slots.`,
 			return nil
 		},
 	}
+}
+
+// awaitCase is readCase that a signal ends: opening or reading a pipe may wait
+// for a writer that never comes.
+func awaitCase(ctx context.Context, name string, stdin io.Reader) (c *casefile.Case, err error) {
+	done := make(chan struct{})
+	var read *casefile.Case // as fault, valid once done is closed
+	var fault error
+	go func() {
+		defer close(done)
+		read, fault = readCase(name, stdin)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%s: interrupted", name)
+	}
+	if fault != nil {
+		return nil, usageError{fault}
+	}
+	return read, nil
 }
 
 // readCase reads a case file; name "-" is standard input.

@@ -23,12 +23,34 @@ const (
 	exitUsage = 2
 )
 
+// output is standard output; it keeps the first error, which printing to people
+// does not look at: a result that could not be written must not pass for one.
+type output struct {
+	file *os.File
+	err  error
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.file.Write(p)
+	if err != nil && o.err == nil {
+		o.err = err
+	}
+	return n, err
+}
+
 func main() { os.Exit(run()) }
 
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := newRoot().ExecuteContext(ctx)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	root := newRoot()
+	out := &output{file: os.Stdout}
+	root.SetOut(out)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = out.err
+	}
 	if err == nil {
 		return 0
 	}

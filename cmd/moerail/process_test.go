@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // endless is a run over processes that a test ends.
@@ -125,8 +127,8 @@ func TestRanksDieWithTheirParent(t *testing.T) {
 }
 
 // byEnvironment starts n ranks as a launcher would; change may alter one's
-// environment. It returns exit codes and what was printed.
-func byEnvironment(t *testing.T, n int, change func(rank int, env []string) []string) (codes []int, out, errs []*bytes.Buffer) {
+// environment or arguments. It returns exit codes and what was printed.
+func byEnvironment(t *testing.T, n int, change func(rank int, cmd *exec.Cmd)) (codes []int, out, errs []*bytes.Buffer) {
 	t.Helper()
 	port := freePort(t)
 	cmds := make([]*exec.Cmd, n)
@@ -135,7 +137,7 @@ func byEnvironment(t *testing.T, n int, change func(rank int, env []string) []st
 		cmd.Env = append(cmd.Env, "RANK="+strconv.Itoa(r), "WORLD_SIZE="+strconv.Itoa(n), "MASTER_ADDR=127.0.0.1",
 			"MASTER_PORT="+strconv.Itoa(port), "MOERAIL_SECRET=sesame")
 		if change != nil {
-			cmd.Env = change(r, cmd.Env)
+			change(r, cmd)
 		}
 		out, errs = append(out, new(bytes.Buffer)), append(errs, new(bytes.Buffer))
 		cmd.Stdout, cmd.Stderr = out[r], errs[r]
@@ -164,7 +166,7 @@ func TestLaunchByEnvironment(t *testing.T) {
 }
 
 func TestLaunchWithAnotherWorldSize(t *testing.T) {
-	codes, _, errs := byEnvironment(t, 1, func(_ int, env []string) []string { return env })
+	codes, _, errs := byEnvironment(t, 1, nil)
 	if codes[0] != 0 {
 		t.Errorf("one rank: exit code %d, said %q", codes[0], errs[0])
 	}
@@ -172,6 +174,96 @@ func TestLaunchWithAnotherWorldSize(t *testing.T) {
 	if code != 2 || !strings.Contains(said, "RANK is not set") {
 		t.Errorf("no environment: exit code %d, said %q", code, said)
 	}
+}
+
+// Ranks that were started differently say so, all of them.
+func TestRanksAgreeOnFlags(t *testing.T) {
+	for flag, value := range map[string]string{"rounds": "9", "warmup": "0", "seed": "77", "verify": "off", "routing": "one:1",
+		"tokens": "1,2,1", "deadline": "7s", "hidden": "24"} {
+		codes, _, errs := byEnvironment(t, 3, func(rank int, cmd *exec.Cmd) {
+			if rank == 1 {
+				cmd.Args = append(cmd.Args, "--"+flag, value)
+			}
+		})
+		for r := range codes {
+			if said := errs[r].String(); codes[r] != 1 || !strings.Contains(said, "disagree on "+flag+":") || !strings.Contains(said, value+`" on rank 1`) {
+				t.Errorf("%s: rank %d: exit code %d, said %q", flag, r, codes[r], said)
+			}
+		}
+	}
+}
+
+// What could not be written is not a success.
+func TestFullDisk(t *testing.T) {
+	small := filepath.Join(casesDir, "ep05_same_expert_twice.json")
+	for _, args := range [][]string{smallRun, append([]string{"--json"}, smallRun...), {"exec", small}, {"doctor"}, {"--help"}, {"run", "--help"}} {
+		if args[0] == "--json" {
+			args = append(append([]string{}, args[1:]...), args[0])
+		}
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Skip(err)
+		}
+		var errs bytes.Buffer
+		cmd := command(t, args...)
+		cmd.Stdout, cmd.Stderr = full, &errs
+		cmd.Run()
+		full.Close()
+		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(errs.String(), "no space left") || strings.Count(errs.String(), "\n") != 1 {
+			t.Errorf("%v: exit code %d, said %q", args, code, &errs)
+		}
+	}
+}
+
+// A signal ends the wait for a case that nobody writes.
+func TestInterruptedWhileReading(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"-", pipe} {
+		cmd := command(t, "exec", name)
+		if name == "-" {
+			stdin, err := os.OpenFile(pipe, os.O_RDWR, 0) // which needs no other end
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stdin.Close()
+			cmd.Stdin = stdin
+		}
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		awaitReader(t, cmd.Process.Pid, pipe)
+		cmd.Process.Signal(syscall.SIGTERM)
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(errs.String(), "interrupted") {
+			t.Errorf("%s: exit code %d, said %q", name, code, &errs)
+		}
+	}
+}
+
+// awaitReader waits until process pid has taken the byte that it writes to pipe.
+func awaitReader(t *testing.T, pid int, pipe string) {
+	t.Helper()
+	w, err := os.OpenFile(pipe, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	if _, err := w.WriteString("{"); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if n, err := unix.IoctlGetInt(int(w.Fd()), unix.TIOCINQ); err != nil {
+			t.Fatal(err)
+		} else if n == 0 {
+			return
+		}
+	}
+	t.Fatalf("process %d does not read", pid)
 }
 
 func freePort(t *testing.T) int {

@@ -183,3 +183,46 @@ func BenchmarkCheckerRow(b *testing.B) {
 		k.Row(row, seen, in.IDs[0], in.Weights[0])
 	}
 }
+
+// One infinite term makes the sum infinite and nothing else will do, unless a
+// finite partial row overflows to the other infinity.
+func TestInfiniteTerms(t *testing.T) {
+	c := Config{Ranks: 2, Experts: 2, TopK: 3, Hidden: 1, OutDType: FP16, ApplyWeights: true,
+		Scale: []float32{1, 2}, Bias: []float32{0, 0}}
+	inf := float32(math.Inf(1))
+	for _, run := range []struct {
+		weights      []float32
+		right, wrong []float32
+	}{
+		{[]float32{.25, .25, -1}, []float32{-inf}, []float32{inf, 0, -65504, float32(math.NaN())}},
+		{[]float32{1, 1, -1}, []float32{-inf, float32(math.NaN())}, nil}, // 120,000 is +Inf on its way home
+	} {
+		x, ids := []float32{60000}, []int32{0, 0, 1}
+		all := []Input{{X: [][]float32{x}, IDs: [][]int32{ids}, Weights: [][]float32{run.weights}}, {}}
+		exact, err := Exact(c, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		real, err := Real(c, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := NewChecker(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		judge := func(v float32) (row, rank error) {
+			return k.Row(rowBytes([]float32{v}, FP16), x, ids, run.weights), CompareRank(0, [][]float32{{v}}, &real.Ranks[0])
+		}
+		for _, v := range append(run.right, exact.Ranks[0].Out[0][0]) {
+			if row, rank := judge(v); row != nil || rank != nil {
+				t.Errorf("weights %v: %v is refused: %v, %v", run.weights, v, row, rank)
+			}
+		}
+		for _, v := range run.wrong {
+			if row, rank := judge(v); row == nil || rank == nil {
+				t.Errorf("weights %v: %v passes: %v, %v", run.weights, v, row, rank)
+			}
+		}
+	}
+}

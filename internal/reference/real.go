@@ -25,14 +25,15 @@ import "math"
 // If a partial sum might leave the range of fp32 or OutDType, an overflow may
 // or may not happen on the way: the bound is then +Inf. A NaN or infinite term
 // makes the float64 sum NaN or infinite by IEEE rules, whatever the order; the
-// bound is then 0.
+// bound is then 0, unless the sum is infinite and a finite partial row might
+// overflow to the other infinity, which makes it a NaN.
 func (j *Judge) Real(x []float32, ids []int32, w []float32) ([]float32, []float64) {
 	seen := Convert(x, j.c.DType, j.c.ScaleBlock)
 	out, bound := make([]float32, j.c.Hidden), make([]float64, j.c.Hidden)
 	ranks := j.destinations(ids)
 	unit, tiny, limit := j.c.OutDType.precision()
 	for h := range out {
-		var sum, magnitude, partials float64
+		var sum, magnitude, partials, finite float64
 		var picks int
 		for _, q := range ranks {
 			var partial float64
@@ -52,9 +53,12 @@ func (j *Judge) Real(x []float32, ids []int32, w []float32) ([]float32, []float6
 			}
 			sum += partial
 			partials += math.Abs(partial)
+			if !math.IsInf(partial, 0) {
+				finite += math.Abs(partial)
+			}
 		}
 		if j.c.ReduceAtHome {
-			partials = 0
+			partials, finite = 0, 0
 		}
 		n := float64(picks)
 		fp32 := (2*n+2)*0x1p-24*magnitude + (2*n+2)*0x1p-150
@@ -63,7 +67,8 @@ func (j *Judge) Real(x []float32, ids []int32, w []float32) ([]float32, []float6
 		bound[h] = fp32 + round + math.Abs(float64(out[h])-sum)
 		special := math.IsNaN(sum) || math.IsInf(sum, 0)
 		switch {
-		case magnitude*(1+n*0x1p-23) >= math.MaxFloat32, !special && partials+math.Abs(sum)+bound[h] >= limit:
+		case magnitude*(1+n*0x1p-23) >= math.MaxFloat32, !special && partials+math.Abs(sum)+bound[h] >= limit,
+			math.IsInf(sum, 0) && finite*(1+4*unit)+fp32 >= limit:
 			bound[h] = math.Inf(1)
 		case special:
 			bound[h] = 0

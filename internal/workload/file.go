@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Largest files that are read.
@@ -33,6 +34,9 @@ func splitLayer(spec string) (path string, layer int) {
 
 func openFile(spec string, shape Shape) (Source, error) {
 	path, layer := splitLayer(spec)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && !strings.ContainsAny(path, "./") {
+		return nil, fmt.Errorf("workload: %q is neither uniform, zipf:S, one:EXPERT nor a file", clip(path))
+	}
 	if strings.HasSuffix(path, ".u8") {
 		return openRecorded(path, layer, shape)
 	}
@@ -44,11 +48,9 @@ func openFile(spec string, shape Shape) (Source, error) {
 
 // readFile reads a whole regular file of at most limit bytes.
 func readFile(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
+	// Without O_NONBLOCK opening a named pipe waits for somebody to write to it.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) && !strings.ContainsAny(path, "./") {
-			return nil, fmt.Errorf("workload: %q is neither uniform, zipf:S, one:EXPERT nor a file", clip(path))
-		}
 		return nil, fmt.Errorf("workload: %w", err)
 	}
 	defer f.Close()

@@ -2,10 +2,12 @@ package workload
 
 import (
 	"math"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -161,6 +163,10 @@ func TestSingle(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe") // that nobody writes to
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	good := Shape{Ranks: 2, Experts: 4, TopK: 2}
 	for _, a := range []struct {
 		spec  string
@@ -170,7 +176,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"zipf:", good, "exponent"}, {"zipf:-1", good, "0..20"}, {"zipf:NaN", good, "0..20"}, {"zipf:21", good, "0..20"},
 		{"one:4", good, "0..3"}, {"one:-1", good, "0..3"}, {"one:x", good, "0..3"},
 		{"unform", good, "neither uniform"}, {"", good, "neither uniform"}, {"no/such/file.jsonl", good, "no such file"},
-		{"../../testdata/routing", good, "not a regular file"}, {"x.jsonl:3", good, "only a .u8 file has layers"},
+		{"../../testdata/routing", good, "not a regular file"}, {pipe, good, "not a regular file"}, {"x.jsonl:3", good, "only a .u8 file has layers"},
 		{"uniform", Shape{}, "Ranks is 0"}, {"uniform", Shape{}, "TopK is 0"}, {"uniform", Shape{Ranks: 1, Experts: 1 << 30, TopK: 1}, "Experts is 1073741824"},
 		{"uniform", Shape{Ranks: 1, Experts: 1, TopK: 1, MaxTokens: -1}, "MaxTokens is -1"},
 	} {

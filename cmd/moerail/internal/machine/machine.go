@@ -27,14 +27,23 @@ func Describe() Info {
 		GPU: []string{}, NICs: []string{}}
 }
 
-// AvailableBytes is the memory that can be had without swapping; a very large
-// number where the kernel does not say.
+// AvailableBytes is the memory that this process can have without swapping and
+// within its limit of address space; a very large number where the kernel does
+// not say.
 func AvailableBytes() uint64 {
-	kib, err := strconv.ParseUint(strings.TrimSuffix(field("/proc/meminfo", "MemAvailable"), " kB"), 10, 50)
-	if err != nil {
-		return 1 << 62
+	free := uint64(1 << 62)
+	if kib, err := strconv.ParseUint(strings.TrimSuffix(field("/proc/meminfo", "MemAvailable"), " kB"), 10, 50); err == nil {
+		free = kib << 10
 	}
-	return kib << 10
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_AS, &limit) != nil || limit.Cur >= free {
+		return free
+	}
+	kib, err := strconv.ParseUint(strings.TrimSuffix(field("/proc/self/status", "VmSize"), " kB"), 10, 50)
+	if err != nil {
+		return limit.Cur
+	}
+	return limit.Cur - min(limit.Cur, kib<<10)
 }
 
 func cpuModel() string {

@@ -31,6 +31,9 @@ const leastSetup = 10 * time.Second
 // gives the case up.
 const slack = 10 * time.Second
 
+// grace is how long an interrupted case may take to end by itself.
+const grace = time.Second
+
 // Run carries out c. It fails with *CaseError or *moe.ConfigError, before
 // anything has run, if c asks for what is not there, and with *StuckError if a
 // rank did not come back. arrivals are what the fabric dropped or found wrong,
@@ -67,7 +70,7 @@ func Run(ctx context.Context, c *casefile.Case) (res *casefile.Result, arrivals 
 		defer close(done)
 		outcome, failure = p.run(ctx)
 	}()
-	if err := p.watch(done); err != nil {
+	if err := p.watch(ctx, done); err != nil {
 		return nil, nil, err
 	}
 	p.mu.Lock()
@@ -177,7 +180,9 @@ func (e *StuckError) Error() string {
 
 // watch returns when the case is done, or when no rank has entered another
 // phase for longer than every deadline and pause together allow.
-func (p *play) watch(done <-chan struct{}) error {
+//
+// When ctx ends, ranks in the middle of a round have a moment to come out of it.
+func (p *play) watch(ctx context.Context, done <-chan struct{}) error {
 	limit := p.limit
 	tick := time.NewTicker(limit / 8)
 	defer tick.Stop()
@@ -187,6 +192,13 @@ func (p *play) watch(done <-chan struct{}) error {
 		case <-done:
 			return nil
 		case <-tick.C:
+		case <-ctx.Done():
+			select {
+			case <-done:
+				return nil
+			case <-time.After(grace):
+				return ctx.Err()
+			}
 		}
 		now := uint64(0)
 		for _, r := range p.ranks {

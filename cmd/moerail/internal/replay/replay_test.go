@@ -119,7 +119,37 @@ func TestWatchGivesUp(t *testing.T) {
 	p.ranks[1].phase.Store(combineRecv)
 	p.limit = 20 * time.Millisecond
 	var stuck *StuckError
-	if err := p.watch(make(chan struct{})); !errors.As(err, &stuck) || !strings.Contains(err.Error(), "rank 1 in combine_recv") {
+	if err := p.watch(t.Context(), make(chan struct{})); !errors.As(err, &stuck) || !strings.Contains(err.Error(), "rank 1 in combine_recv") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A rank that is late beyond the deadline, and no other, is named by all others,
+// whether it stores directly or sends over the fabric.
+func TestOnlyTheLateRankIsNamed(t *testing.T) {
+	const late = 1
+	for _, extra := range []string{``, `,"ranks_per_node":2`, `,"ranks_per_node":2,"slots":2`, `,"window_rows":1`} {
+		for _, phase := range []string{"dispatch_send", "dispatch_recv", "combine_recv"} {
+			t.Run(phase+extra, func(t *testing.T) {
+				t.Parallel()
+				everywhere := `{"x":[[1],[2]],"ids":[[0,1,2],[2,1,0]],"weights":[[1,1,1],[1,1,1]]}`
+				c, err := casefile.Decode(strings.NewReader(`{"format":"moerail-case/1","ranks":3,"experts":3,"top_k":3,"hidden":1,"max_tokens":2,
+					"deadline_ms":300,"faults":{"pause":[{"rank":1,"round":2,"phase":"` + phase + `","ms":900}]},
+					"rounds":[{"repeat":6,"ranks":[` + everywhere + "," + everywhere + "," + everywhere + `]}]` + extra + `}`))
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, _, err := Run(t.Context(), c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for p := range 3 {
+					last := got.Rounds[5].Ranks[p].Error
+					if p != late && (last == nil || last.Code != "deadline" || fmt.Sprint(last.Ranks) != "[1]") {
+						t.Errorf("rank %d: %+v, want a deadline that names rank %d", p, last, late)
+					}
+				}
+			})
+		}
 	}
 }

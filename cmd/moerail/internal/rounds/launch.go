@@ -85,6 +85,9 @@ func inProcess(ctx context.Context, o *Options, progress Progress, tamper func(*
 // nil elsewhere; own is why this rank's own rounds failed or were wrong. err is
 // about set-up or about handing in the results.
 func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progress) (results []*RankResult, own, err error) {
+	if err := agree(ctx, o, g); err != nil {
+		return nil, nil, err
+	}
 	m, err := newModel(o)
 	if err != nil {
 		return nil, nil, err
@@ -121,6 +124,21 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 		err = fmt.Errorf("not verified: %s", res.WrongFirst)
 	}
 	return results, err, nil
+}
+
+// agree fails on every rank, naming flags and ranks, unless all were started
+// alike: with other rounds, or tokens, or checks, a rank would not be where the
+// others wait for it, or a report not say what ran.
+func agree(ctx context.Context, o *Options, g peergroup.Group) error {
+	limited, cancel := context.WithTimeout(ctx, setupDeadline)
+	defer cancel()
+	if err := peergroup.Agree(limited, g, "run", o.params()); err != nil {
+		return err
+	}
+	if g.Size() != o.Ranks {
+		return &OptionError{"ranks", fmt.Sprintf("is %d, the environment says %d", o.Ranks, g.Size())}
+	}
+	return nil
 }
 
 // settle brings the Go runtime into its steady state. What set-up left is

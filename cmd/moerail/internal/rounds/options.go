@@ -72,6 +72,7 @@ const ScaleBlock = 128
 const (
 	defaultTokens = 128
 	maxRounds     = 1 << 20
+	minDeadline   = time.Millisecond
 	maxDeadline   = time.Hour
 )
 
@@ -121,8 +122,8 @@ func (o *Options) Resolve() error {
 			return err
 		}
 	}
-	if d := time.Duration(o.Deadline); d <= 0 || d > maxDeadline {
-		return bad("deadline", "is %v, allowed are above 0 to %v", d, maxDeadline)
+	if d := time.Duration(o.Deadline); d < minDeadline || d > maxDeadline {
+		return bad("deadline", "is %v, allowed are %v to %v", d, minDeadline, maxDeadline)
 	}
 	switch o.Device {
 	case "auto", "host":
@@ -163,7 +164,7 @@ func (o *Options) resolveTokens() error {
 	o.source, err = workload.Open(o.Routing, workload.Shape{Ranks: o.Ranks, Experts: o.Experts, TopK: o.TopK,
 		MaxTokens: o.maxTokens(), Seed: o.Seed})
 	if err != nil {
-		return &OptionError{"routing", strings.TrimPrefix(err.Error(), "workload: ")}
+		return &OptionError{"routing", strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\nworkload: ", "\n"), "workload: ")}
 	}
 	if o.Ranks%o.Replicas != 0 {
 		return &OptionError{"replicas", fmt.Sprintf("is %d, want a divisor of %d ranks", o.Replicas, o.Ranks)}

@@ -114,7 +114,8 @@ type child struct {
 }
 
 // waitAll starts the children, waits for all of them and returns the one that
-// failed first, nil if none did. kill is called grace after that.
+// failed first, nil if none did. kill is called grace after that, or at once if
+// that one could not even start.
 func waitAll(children []*child, kill func(), grace time.Duration) *child {
 	ended := make(chan *child)
 	for _, c := range children {
@@ -134,6 +135,9 @@ func waitAll(children []*child, kill func(), grace time.Duration) *child {
 			continue
 		}
 		first = c
+		if c.cmd.Process == nil { // never started: the others wait for nothing
+			kill()
+		}
 		timer := time.AfterFunc(grace, kill)
 		defer timer.Stop()
 	}
@@ -219,15 +223,28 @@ func cleanEnv(env []string) []string {
 
 // childArgs is the command line of a rank's process.
 func (o *Options) childArgs() []string {
+	args := []string{"run", "--json", "--launch", "env"}
+	for _, p := range o.params() {
+		args = append(args, "--"+p.Name, p.Value)
+	}
+	return args
+}
+
+// params are the options that all ranks of a run must have alike, as flags.
+func (o *Options) params() []peergroup.Param {
 	tokens := make([]string, len(o.Tokens))
 	for p, n := range o.Tokens {
 		tokens[p] = strconv.Itoa(n)
 	}
-	args := []string{"run", "--json", "--launch", "env", "--tokens", strings.Join(tokens, ","),
-		"--dtype", o.DType, "--out-dtype", o.OutDType, "--layout", o.Layout, "--reduce", o.Reduce,
-		"--routing", o.Routing, "--placement", o.Placement, "--fabric", o.Fabric, "--device", o.Device,
-		"--deadline", time.Duration(o.Deadline).String(), "--verify", o.Verify,
-		"--seed", strconv.FormatUint(o.Seed, 10)}
+	params := []peergroup.Param{
+		{Name: "tokens", Value: strings.Join(tokens, ",")},
+		{Name: "dtype", Value: o.DType}, {Name: "out-dtype", Value: o.OutDType},
+		{Name: "layout", Value: o.Layout}, {Name: "reduce", Value: o.Reduce},
+		{Name: "routing", Value: o.Routing}, {Name: "placement", Value: o.Placement},
+		{Name: "fabric", Value: o.Fabric}, {Name: "device", Value: o.Device},
+		{Name: "deadline", Value: time.Duration(o.Deadline).String()}, {Name: "verify", Value: o.Verify},
+		{Name: "seed", Value: strconv.FormatUint(o.Seed, 10)},
+	}
 	for _, f := range []struct {
 		name  string
 		value int
@@ -236,9 +253,9 @@ func (o *Options) childArgs() []string {
 		{"hidden", o.Hidden}, {"replicas", o.Replicas}, {"slots", o.Slots}, {"nics", o.NICs},
 		{"window-rows", o.WindowRows}, {"rounds", o.Rounds}, {"warmup", o.Warmup},
 	} {
-		args = append(args, "--"+f.name, strconv.Itoa(f.value))
+		params = append(params, peergroup.Param{Name: f.name, Value: strconv.Itoa(f.value)})
 	}
-	return args
+	return params
 }
 
 // Join makes this process the rank that its environment says. The number of
