@@ -274,7 +274,8 @@ type Stats struct {
 	Dropped uint64 // silent for too long, cut off, or crowded out
 }
 
-// Stats is all zero on ranks other than 0.
+// Stats is all zero on ranks other than 0. A connection is counted when rank 0 has
+// answered it; after Close all are.
 func (g *TCPGroup) Stats() Stats {
 	if g.server == nil {
 		return Stats{}
