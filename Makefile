@@ -10,6 +10,11 @@ ROUTING   := testdata/routing/olmoe-1b-7b_book.u8
 # The published job: OLMoE-1B-7B, routing of its layer 7, 8 ranks, 128 tokens each.
 RUN_FLAGS := --ranks 8 --experts 64 --top-k 8 --hidden 2048 --tokens 128 --dtype bf16 --out-dtype bf16 --routing $(ROUTING):7
 
+# Nothing here is cgo, and one setting lets all targets share what is compiled.
+# The race detector alone needs cgo, and with it a C compiler.
+export CGO_ENABLED = 0
+race race-short: export CGO_ENABLED = 1
+
 .DEFAULT_GOAL := help
 .PHONY: help build run test race race-short fuzz lint bench cases mutants bench-peers clean
 
@@ -17,7 +22,7 @@ help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## compile the tool to bin/moerail, without cgo
-	CGO_ENABLED=0 $(GO) build -o $(BIN) ./cmd/moerail
+	$(GO) build -o $(BIN) ./cmd/moerail
 
 run: build ## run and verify rounds of real OLMoE routing on 8 ranks in one process
 	$(BIN) run $(RUN_FLAGS)
@@ -25,7 +30,7 @@ run: build ## run and verify rounds of real OLMoE routing on 8 ranks in one proc
 test: ## every test
 	$(GO) test -shuffle=on ./...
 
-race: ## every test under the race detector
+race: ## every test under the race detector (needs a C compiler)
 	$(GO) test -race -shuffle=on -timeout 30m ./...
 
 race-short: ## the short tests under the race detector, as CI does

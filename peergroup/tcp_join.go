@@ -128,10 +128,32 @@ func join(ctx context.Context, cfg *TCPConfig) (*TCPGroup, error) {
 	}
 }
 
+// dial connects to rank 0 where it listens; a localhost is not looked up there either.
+func dial(ctx context.Context, addr string) (conn net.Conn, err error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	hosts := []string{host}
+	if isLocalhost(host) {
+		hosts = loopbackHosts
+	}
+	dialer := net.Dialer{KeepAliveConfig: keepAlive, Timeout: 2 * DefaultHandshakeTimeout}
+	var first error
+	for _, host := range hosts {
+		if conn, err = dialer.DialContext(ctx, "tcp", net.JoinHostPort(host, port)); err == nil {
+			return conn, nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, first
+}
+
 // joinOnce is one try.
 func joinOnce(ctx context.Context, cfg *TCPConfig, instance [instanceBytes]byte) (*TCPGroup, error) {
-	dialer := net.Dialer{KeepAliveConfig: keepAlive, Timeout: 2 * DefaultHandshakeTimeout}
-	conn, err := dialer.DialContext(ctx, "tcp", cfg.Addr)
+	conn, err := dial(ctx, cfg.Addr)
 	if err != nil {
 		return nil, dialError(err)
 	}
@@ -252,7 +274,8 @@ type Stats struct {
 	Dropped uint64 // silent for too long, cut off, or crowded out
 }
 
-// Stats is all zero on ranks other than 0.
+// Stats is all zero on ranks other than 0. A connection is counted when rank 0 has
+// answered it; after Close all are.
 func (g *TCPGroup) Stats() Stats {
 	if g.server == nil {
 		return Stats{}

@@ -60,11 +60,19 @@ func bindHosts(host string) []string {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return []string{host}
 	}
-	name := strings.ToLower(strings.TrimSuffix(host, "."))
-	if name == "localhost" || strings.HasSuffix(name, ".localhost") {
-		return []string{"127.0.0.1", "::1"}
+	if isLocalhost(host) {
+		return loopbackHosts
 	}
 	return []string{""}
+}
+
+// loopbackHosts are what localhost means here, without asking anybody: a minimal
+// container may have neither a hosts file nor a resolver that knows the name.
+var loopbackHosts = []string{"127.0.0.1", "::1"}
+
+func isLocalhost(host string) bool {
+	name := strings.ToLower(strings.TrimSuffix(host, "."))
+	return name == "localhost" || strings.HasSuffix(name, ".localhost")
 }
 
 func listenError(host, port string, err error) error {

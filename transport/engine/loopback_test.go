@@ -299,7 +299,9 @@ func everything(t *testing.T, cfg loopback.Config, nics int, seed int64) {
 
 func TestDepthTwoBothWaysOverLoopback(t *testing.T) {
 	w := newWorld(t, loopback.Config{MaxSend: 2, MaxCQ: 2}, 2, 1, 4096)
-	const n = 10000
+	// The workers hand over after every second write. Where other programs hold the
+	// cores, each hand-over waits for a time slice of some milliseconds.
+	const n = 2000
 	var c [2]Counter
 	var ics [2]*ImmCounter
 	for i, e := range w.engines {
