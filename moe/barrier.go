@@ -3,8 +3,11 @@ package moe
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
+	"moerail/moe/routing"
+	"moerail/transport"
 	"moerail/transport/engine"
 )
 
@@ -18,27 +21,87 @@ func (c *Communicator) Barrier(ctx context.Context) error {
 	b := c.barrier
 	want := b.entered.Add(1)
 	c.engine.Wake()
-	limit := time.Now().Add(c.cfg.Deadline)
-	for i := 0; b.passed.Load() < want; i++ {
+	if b.passed.Load() >= want {
+		return nil
+	}
+	b.timer.Reset(c.cfg.Deadline)
+	defer b.timer.Stop()
+	for {
+		select {
+		case <-b.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-b.timer.C:
+			return c.barrierLate(want)
+		}
 		if err := c.failed(); err != nil {
 			return err
 		}
-		if err := ctx.Err(); err != nil {
-			return err
+		if b.passed.Load() >= want {
+			return nil
 		}
-		if i%64 == 63 && time.Now().After(limit) {
-			var late []int
-			_ = c.engine.Call(func(*engine.Worker) {
-				for q, n := range b.got {
-					if q != c.rank && n < want {
-						late = append(late, q)
-					}
-				}
-			})
-			return &RoundError{Code: CodeDeadline, Phase: PhaseBarrier, Ranks: late, Token: -1, Pick: -1,
-				What: fmt.Sprintf("deadline of %v passed, waiting for %s", c.cfg.Deadline, ranksText(late))}
-		}
-		pause(i)
 	}
-	return nil
+}
+
+func (c *Communicator) barrierLate(want uint64) error {
+	var late []int
+	_ = c.engine.Call(func(*engine.Worker) {
+		for q, n := range c.barrier.got {
+			if q != c.rank && n < want {
+				late = append(late, q)
+			}
+		}
+	})
+	return &RoundError{Code: CodeDeadline, Phase: PhaseBarrier, Ranks: late, Token: -1, Pick: -1,
+		What: fmt.Sprintf("deadline of %v passed, waiting for %s", c.cfg.Deadline, ranksText(late))}
+}
+
+// barrier is the state of Communicator.Barrier: empty immediates, counted.
+type barrier struct {
+	me      int
+	tracker *engine.Tracker
+	ops     []engine.GroupOp
+	got     []uint64 // worker: barriers that each rank has entered
+	posted  uint64   // worker: barriers announced to the others
+	entered atomic.Uint64
+	passed  atomic.Uint64 // barriers that every other rank has entered
+	wake    chan struct{} // capacity 1: passed has changed, or nobody will
+	timer   *time.Timer   // the user's
+}
+
+func newBarrier(me, ranks int, t *engine.Tracker, imm transport.Imm) *barrier {
+	b := &barrier{me: me, tracker: t, got: make([]uint64, ranks), wake: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+	b.timer.Stop()
+	for _, q := range routing.Others(me, ranks) {
+		b.ops = append(b.ops, engine.GroupOp{Entry: int32(q), Imm: imm})
+	}
+	return b
+}
+
+// arrived counts one immediate of rank src.
+func (b *barrier) arrived(src int) {
+	b.got[src]++
+	least := b.got[src]
+	for q, n := range b.got {
+		if q != b.me {
+			least = min(least, n)
+		}
+	}
+	if least != b.passed.Load() {
+		b.passed.Store(least)
+		b.rouse()
+	}
+}
+
+func (b *barrier) rouse() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// step announces a barrier that this rank has entered.
+func (b *barrier) step(w *engine.Worker, g *engine.PeerGroup) error {
+	b.posted++
+	return w.Scatter(g, b.tracker, b.ops)
 }

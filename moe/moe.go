@@ -118,6 +118,9 @@ func (c *Communicator) endWaits() {
 		s.ctl.Abort.Store(s.round.Load() + 1)
 		s.stream.Notify()
 	}
+	if c.barrier != nil {
+		c.barrier.rouse()
+	}
 }
 
 // failed is the sticky error as an error, or nil.

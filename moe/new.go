@@ -312,9 +312,5 @@ func (c *Communicator) makeSides(w *engine.Worker) {
 			s.ctl.CombineTxDone.Store(math.MaxUint64)
 		}
 	}
-	c.barrier = &barrier{tracker: w.NewTracker(), got: make([]uint64, c.ranks), me: c.rank}
-	imm := c.base + transport.Imm(c.plan.NumImms()+uint32(c.rank))
-	for _, q := range routing.Others(c.rank, c.ranks) {
-		c.barrier.ops = append(c.barrier.ops, engine.GroupOp{Entry: int32(q), Imm: imm})
-	}
+	c.barrier = newBarrier(c.rank, c.ranks, w.NewTracker(), c.base+transport.Imm(c.plan.NumImms()+uint32(c.rank)))
 }

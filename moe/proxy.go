@@ -19,7 +19,8 @@ type proxy struct {
 	c        *Communicator
 	meanings []routing.Meaning
 	ranks    uint32
-	halted   bool // after a failure it posts nothing more
+	direct   []int // ranks that store into this one's memory themselves
+	halted   bool  // after a failure it posts nothing more
 
 	// now is the time of this worker turn, read at most once, by the first arrival.
 	now time.Duration
@@ -36,8 +37,14 @@ type sourceWait struct {
 }
 
 func newProxy(c *Communicator) *proxy {
-	return &proxy{c: c, meanings: c.plan.Meanings(), ranks: uint32(c.ranks),
+	p := &proxy{c: c, meanings: c.plan.Meanings(), ranks: uint32(c.ranks),
 		wait: make([]sourceWait, 2*c.plan.Slots), waited: make([]atomic.Uint64, c.ranks)}
+	for q, direct := range c.direct {
+		if direct {
+			p.direct = append(p.direct, q)
+		}
+	}
+	return p
 }
 
 // Poll is the worker's turn.
@@ -50,6 +57,9 @@ func (p *proxy) Poll(w *engine.Worker) (busy bool) {
 		}
 	}
 	for _, s := range p.c.slots {
+		if len(p.direct) > 0 && p.pollDirect(s) {
+			busy = true
+		}
 		round := s.combine.Round()
 		if p.halted || !s.dispatch.Pending() && !s.combine.Pending(s.dispatch.Posted(round)) {
 			continue
@@ -64,8 +74,41 @@ func (p *proxy) Poll(w *engine.Worker) (busy bool) {
 }
 
 // MaySleep says that the worker may park: whatever the proxy waits for comes as an
-// immediate or a completion, or the device and Barrier wake the engine.
-func (p *proxy) MaySleep() bool { return p.c.device.Bumps() }
+// immediate or a completion, or the device and Barrier wake the engine. Only a
+// rank that stores here itself wakes nobody.
+func (p *proxy) MaySleep() bool {
+	if !p.c.device.Bumps() {
+		return false
+	}
+	for _, s := range p.c.slots {
+		if len(p.direct) > 0 && s.waiting.Load() != s.directTold {
+			return false
+		}
+	}
+	return true
+}
+
+// pollDirect looks, while the slot's user waits, at the flags of the ranks that
+// store here themselves, in the device's place: one thread of a process that
+// polls is enough. It tells the stream when all are there.
+func (p *proxy) pollDirect(s *slot) (told bool) {
+	since := s.waiting.Load()
+	if since == s.directTold {
+		return false
+	}
+	if since == 0 {
+		s.directTold, s.directNext = 0, 0
+		return false
+	}
+	for ph := phase(s.waitPhase.Load()); s.directNext < len(p.direct); s.directNext++ {
+		if p.c.directLate(s, ph, p.direct[s.directNext]) {
+			return false
+		}
+	}
+	s.directTold, s.directNext = since, 0
+	s.stream.Notify()
+	return true
+}
 
 func (p *proxy) step(w *engine.Worker, s *slot) {
 	if _, err := s.dispatch.Step(w); err != nil {
@@ -153,32 +196,4 @@ func (p *proxy) fail(s *slot, phase string, err error) {
 		re.Ranks = []int{p.c.rank}
 	}
 	p.c.fail(re)
-}
-
-// barrier is the state of Communicator.Barrier: empty immediates, counted.
-type barrier struct {
-	tracker *engine.Tracker
-	got     []uint64 // worker: barriers that each rank has entered
-	ops     []engine.GroupOp
-	posted  uint64 // worker: barriers announced to the others
-	entered atomic.Uint64
-	passed  atomic.Uint64
-	me      int
-}
-
-func (b *barrier) arrived(src int) {
-	b.got[src]++
-	least := b.got[src]
-	for q, n := range b.got {
-		if q != b.me {
-			least = min(least, n)
-		}
-	}
-	b.passed.Store(least)
-}
-
-// step announces a barrier that this rank has entered.
-func (b *barrier) step(w *engine.Worker, g *engine.PeerGroup) error {
-	b.posted++
-	return w.Scatter(g, b.tracker, b.ops)
 }

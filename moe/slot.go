@@ -63,6 +63,10 @@ type slot struct {
 	// nanoseconds since the communicator's epoch, 0 while it does not wait.
 	waiting   atomic.Int64
 	waitPhase atomic.Int32
+	// directTold is the value of waiting for which the stream was told that every
+	// direct rank's flag is there, directNext the first flag not seen yet; worker.
+	directTold int64
+	directNext int
 
 	totals totals
 

@@ -39,7 +39,7 @@ func (r *stageRun) awaitReturns() uint32 {
 		switch {
 		case q == r.self() || rows == 0:
 		case r.returnsTo(q) != 0:
-			r.waits, r.direct = append(r.waits, waitFor{word(r.combineFlag(q)), r.tag}), true
+			r.waits = append(r.waits, waitFor{word(r.combineFlag(q)), r.tag})
 		default:
 			remote = true
 		}

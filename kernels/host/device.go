@@ -37,12 +37,6 @@ type Config struct {
 	Queue int
 	// Spin is how often a wait yields before it parks; 0 means 64, at most MaxSpin.
 	Spin int
-	// DirectSpin is Spin for waits for peers that store into this rank's memory
-	// themselves, and wake nobody; 0 means 4096, at most MaxSpin.
-	DirectSpin int
-	// OSYield adds sched_yield to each yield of a wait that DirectSpin is for, where
-	// several processes share a core.
-	OSYield bool
 	// Passive leaves launches to Sync: the caller's goroutine runs them there, and
 	// the stream goroutine is not woken. For callers who always Sync at once.
 	Passive bool
@@ -68,14 +62,8 @@ func NewDevice(cfg Config) (*Device, error) {
 	if cfg.Spin < 0 || cfg.Spin > MaxSpin {
 		errs = append(errs, fmt.Errorf("host: Spin is %d, want 0 to %d", cfg.Spin, MaxSpin))
 	}
-	if cfg.DirectSpin < 0 || cfg.DirectSpin > MaxSpin {
-		errs = append(errs, fmt.Errorf("host: DirectSpin is %d, want 0 to %d", cfg.DirectSpin, MaxSpin))
-	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
-	}
-	if cfg.DirectSpin == 0 {
-		cfg.DirectSpin = 4096
 	}
 	if cfg.Queue == 0 {
 		cfg.Queue = 16

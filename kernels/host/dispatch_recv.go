@@ -73,7 +73,7 @@ func (r *stageRun) awaitBlocks() uint32 {
 		switch {
 		case q == r.self():
 		case r.storesTo(q) != 0:
-			r.waits, r.direct = append(r.waits, waitFor{word(r.dispatchFlag(q)), r.tag}), true
+			r.waits = append(r.waits, waitFor{word(r.dispatchFlag(q)), r.tag})
 		default:
 			remote = true
 		}

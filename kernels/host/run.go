@@ -11,13 +11,12 @@ import (
 type stageRun struct {
 	s *Stream
 
-	stage  uint32
-	sh     *abi.Shape
-	sl     *abi.Slot
-	round  uint64
-	tag    uint64 // round+1
-	waits  []waitFor
-	direct bool // some of waits is a peer's own store
+	stage uint32
+	sh    *abi.Shape
+	sl    *abi.Slot
+	round uint64
+	tag   uint64 // round+1
+	waits []waitFor
 
 	plan plan      // dispatch_send
 	recv recvState // dispatch_recv
@@ -35,7 +34,7 @@ func (r *stageRun) begin(stage uint32, sh *abi.Shape, sl *abi.Slot) {
 	r.stage, r.sh, r.sl = stage, sh, sl
 	r.round = word(sl.Round).Load()
 	r.tag = r.round + 1
-	r.waits, r.direct = r.waits[:0], false
+	r.waits = r.waits[:0]
 	r.around = false
 	r.meta = grow(r.meta, (abi.RowMetaBytes+int(sh.TopK)*abi.PickBytes)/4)
 	if cap(r.rows) < int(sh.TopK)+1 {

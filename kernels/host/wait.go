@@ -5,18 +5,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"moerail/kernels/abi"
 )
 
-// recheck bounds how long a parked stage believes that nothing changed;
-// directRecheck is for waits for a peer that stores its flag here itself, without
-// a Notify.
-const (
-	recheck       = time.Millisecond
-	directRecheck = 50 * time.Microsecond
-)
+// recheck bounds how long a parked stage believes that nothing changed, should
+// nobody have called Notify.
+const recheck = time.Millisecond
 
 // waitFor is a word and the value that ends the wait for it.
 type waitFor struct {
@@ -28,16 +22,12 @@ type waitFor struct {
 // earlier with CodeAborted, CodeStopped or, where overflow counts, CodeOverflow.
 func (r *stageRun) await(overflow bool) uint32 {
 	s := r.s
-	limit, again := s.cfg.Spin, recheck
-	if r.direct {
-		limit, again = s.cfg.DirectSpin, directRecheck
-	}
 	for spin := 0; ; spin++ {
 		if code, over := r.look(overflow); over {
 			return code
 		}
-		if spin < limit {
-			s.yield(r.direct)
+		if spin < s.cfg.Spin {
+			runtime.Gosched()
 			continue
 		}
 		s.parked.Store(true)
@@ -45,23 +35,13 @@ func (r *stageRun) await(overflow bool) uint32 {
 			s.parked.Store(false)
 			return code
 		}
-		s.timer.Reset(again)
+		s.timer.Reset(recheck)
 		select {
 		case <-s.notify:
 			spin = 0 // things move: the next word may be close
 		case <-s.timer.C:
 		}
 		s.parked.Store(false)
-	}
-}
-
-// yield lets other goroutines run, and, where this process shares its cores with
-// others whose stores it waits for, those. Other waits end by this process's own
-// proxy, which yields its core itself.
-func (s *Stream) yield(direct bool) {
-	runtime.Gosched()
-	if direct && s.cfg.OSYield {
-		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 }
 

@@ -60,7 +60,9 @@ const (
 func (w *Worker) yield() {
 	runtime.Gosched()
 	if w.e.cfg.Poll.OSYield {
-		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		// Raw: it returns when it is this thread's turn again, and must not cost
+		// the hand-over of a call that may block.
+		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"moerail/kernels/host"
 	"moerail/moe"
 	"moerail/peergroup"
 	"moerail/transport"
@@ -164,9 +163,7 @@ func settle(ranks int) {
 func open(ctx context.Context, o *Options, m *model, g peergroup.Group, p transport.Provider, barrier func() error) (*rank, error) {
 	cfg := o.config(m)
 	cfg.Group, cfg.Provider, cfg.NICs = g, p, nicNames(p, o.NICs)
-	if err := o.shareCores(&cfg); err != nil {
-		return nil, err
-	}
+	o.shareCores(&cfg)
 	c, err := moe.New(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -183,14 +180,10 @@ func open(ctx context.Context, o *Options, m *model, g peergroup.Group, p transp
 // outnumber cores, hand its core to the other processes whenever it waits: a
 // spinning or sleeping rank would keep them waiting for its time slice, or for a
 // timer.
-func (o *Options) shareCores(cfg *moe.Config) error {
-	if o.Launch == "inproc" {
-		return nil
+func (o *Options) shareCores(cfg *moe.Config) {
+	if o.Launch != "inproc" {
+		cfg.Poll = engine.PollPolicy{Spin: -1, Yield: 1 << 14, OSYield: true}
 	}
-	cfg.Poll = engine.PollPolicy{Spin: -1, Yield: 1 << 14, OSYield: true}
-	d, err := host.NewDevice(host.Config{OSYield: true, Spin: 1 << 12, DirectSpin: 1 << 14})
-	cfg.Device = d
-	return err
 }
 
 // fail records why a rank stopped.
