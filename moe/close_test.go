@@ -125,6 +125,29 @@ func TestCloseEndsEveryWait(t *testing.T) {
 	}
 }
 
+// TestCloseWaitsForCalls: memory stays while a call may look at it.
+func TestCloseWaitsForCalls(t *testing.T) {
+	w := small(t, 1, nil)
+	c := w.cs[0]
+	if _, err := c.enter(0, PhaseDispatchSend, phaseIdle); err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- c.Close() }()
+	for c.failed() == nil {
+		pause(0)
+	}
+	select {
+	case err := <-closed:
+		t.Fatalf("close returned under a call: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	c.leave()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
 // usage is what a process holds.
 func usage(t *testing.T) (goroutines, fds, mappings int) {
 	entries, err := os.ReadDir("/proc/self/fd")

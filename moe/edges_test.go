@@ -38,11 +38,12 @@ func TestCountersOverTheirEdges(t *testing.T) {
 func TestManyRoundsBalance(t *testing.T) {
 	rounds := 1000
 	if testing.Short() {
-		rounds = 100
+		rounds = 60
 	}
 	w := small(t, 3, func(s *setting) {
 		s.nics, s.cfg.ShardBytes = 2, 256
-		s.fabric.Faults = &loopback.Faults{Seed: 61, Reorder: true, Completion: loopback.CompleteLate, TrapSource: true, PacketBytes: 200}
+		s.fabric.Faults = &loopback.Faults{Seed: 61, Reorder: true, DelayMax: 200 * time.Microsecond,
+			Completion: loopback.CompleteLate, TrapSource: true, PacketBytes: 200}
 	})
 	toks := make([][]tokens, 8)
 	for i := range toks {

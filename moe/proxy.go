@@ -102,7 +102,7 @@ func (p *proxy) HandleImm(index uint32) {
 		err = s.combine.Arrived(src)
 	} else {
 		err = s.dispatch.Arrived(m, src)
-		if m.Kind == routing.KindDispatch {
+		if m.Kind == routing.KindDispatch || m.Kind == routing.KindRoute { // a round's first word from src
 			p.noteArrival(m, src, s)
 		}
 	}

@@ -82,6 +82,9 @@ func TestRoundsOfRandomSettings(t *testing.T) {
 	if testing.Short() {
 		n = 80
 	}
+	if raceEnabled {
+		n /= 4
+	}
 	for seed := range uint64(n) {
 		s := randomSetting(seed)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
