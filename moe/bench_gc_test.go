@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// BenchmarkRoundBesideCollector is rounds of 8 ranks, alone and beside a goroutine
+// BenchmarkBesideCollector is rounds of 8 ranks, alone and beside a goroutine
 // that makes garbage with the collector set to run often. p50 and p99 are of
 // whole rounds on rank 0. The two are run in turn, in slices, so that whatever
 // else the machine does falls on both.
-func BenchmarkRoundBesideCollector(b *testing.B) {
-	const ranks, tokens, slices = 8, 16, 40
+func BenchmarkBesideCollector(b *testing.B) {
+	const ranks, tokens, turns = 8, 16, 20
 	cs, rs := benchRanks(b, ranks, tokens, LayoutRows, 1)
 	var took [2][]time.Duration
 	round := func(n int, into *[]time.Duration) {
@@ -43,7 +43,7 @@ func BenchmarkRoundBesideCollector(b *testing.B) {
 	}
 	round(20, nil)
 	for b.Loop() {
-		for range slices {
+		for range turns {
 			round(50, &took[0])
 			stop := makeGarbage()
 			round(50, &took[1])

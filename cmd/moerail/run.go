@@ -66,7 +66,7 @@ values. Only rank 0 prints with --launch env.`,
 	f.StringVar(&o.Device, "device", o.Device, "auto, host or cuda")
 	f.StringVar(&o.Launch, "launch", o.Launch, "inproc (ranks are goroutines), processes (one for each rank), or env (this process is one rank)")
 	f.DurationVar(&deadline, "deadline", deadline, "longest wait of a phase")
-	f.StringVar(&o.Verify, "verify", o.Verify, "outputs to check: all, sample (4 tokens of each rank and round) or off")
+	f.StringVar(&o.Verify, "verify", o.Verify, "outputs to check: all, sample (4 tokens of each rank, in the warm-up and in a round after the measured ones; only there experts run) or off")
 	f.BoolVar(&asJSON, "json", false, "print one JSON document")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o.Deadline = rounds.Duration(deadline)

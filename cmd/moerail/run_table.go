@@ -28,11 +28,11 @@ func printReport(w io.Writer, rep *rounds.Report) {
 	case rep.Error != "":
 		fmt.Fprintf(w, "FAILED after %d measured rounds\n", rep.Rounds)
 	case rep.Verified:
-		what := "every output"
+		what := "every output of every round, warm-up included,"
 		if c.Verify == "sample" {
-			what = "a sample of the outputs"
+			what = "a sample of the outputs of the warm-up and of a round after the measured ones"
 		}
-		fmt.Fprintf(w, "verified: %s of every round, warm-up included, is what the definition says\n", what)
+		fmt.Fprintf(w, "verified: %s is what the definition says\n", what)
 	default:
 		fmt.Fprintln(w, "not verified: --verify off")
 	}

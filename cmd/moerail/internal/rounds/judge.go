@@ -16,7 +16,8 @@ type judge struct {
 	message string // about the first wrong row
 }
 
-// sampleRows is how many tokens of a rank `--verify sample` checks in a round.
+// sampleRows is how many tokens of a rank `--verify sample` checks in each round of
+// the warm-up and in one after the measured ones.
 const sampleRows = 4
 
 func newJudge(o *Options, m *model, p int) (*judge, error) {

@@ -60,10 +60,15 @@ func (res *RankResult) fill(r *rank, before moe.Stats, mallocs uint64) {
 	for e, n := range after.ExpertPicks {
 		res.ExpertRows = append(res.ExpertRows, n-before.ExpertPicks[e])
 	}
+	res.judged(r)
+	res.Paths = r.comm.Paths()
+}
+
+// judged copies what the judge has found so far.
+func (res *RankResult) judged(r *rank) {
 	if r.judge != nil {
 		res.Checked, res.Wrong, res.WrongFirst = r.judge.rows, r.judge.wrong, r.judge.message
 	}
-	res.Paths = r.comm.Paths()
 }
 
 // chunkBytes is how much of a result one collective carries.
