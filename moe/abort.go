@@ -4,18 +4,14 @@ package moe
 // other ranks are answered with NaN, so that a token which needed this rank is
 // seen to have no value, and nobody waits. The slot is free afterwards.
 func (c *Communicator) Abort(slot int) error {
-	if slot < 0 || slot >= len(c.slots) {
-		return c.noSlot(slot, PhaseClose)
-	}
-	c.users.Add(1)
-	defer c.leave()
-	if err := c.failed(); err != nil {
+	s, err := c.hold(slot, PhaseClose)
+	if err != nil {
 		return err
 	}
-	s := c.slots[slot]
+	defer c.leaveSlot(s)
 	if s.phase == phaseSent {
 		// Without a batch the round is over on every rank (overflow), or nothing works.
-		if b, err := c.DispatchRecv(slot); b == nil && s.phase != phaseIdle {
+		if b, err := c.dispatchRecv(s); b == nil && s.phase != phaseIdle {
 			return err
 		}
 	}
@@ -28,7 +24,7 @@ func (c *Communicator) Abort(slot int) error {
 		if len(s.abandoned) < s.tokens*int(c.plan.Shape.OutRowBytes) {
 			s.abandoned = make([]byte, int(c.plan.Shape.MaxTokens)*int(c.plan.Shape.OutRowBytes))
 		}
-		if err := c.CombineRecv(slot, s.abandoned, 0); err != nil && err != error(s.input) {
+		if err := c.combineRecv(s, s.abandoned, 0, 0); err != nil && err != error(s.input) {
 			return err
 		}
 	}

@@ -8,8 +8,8 @@
 //
 // A slot is one micro-batch in flight. The calls of one slot come from one
 // goroutine at a time and in order: DispatchSend, DispatchRecv, CombineSend,
-// CombineRecv (Dispatch and Combine are pairs of them); different slots are
-// independent. Every call that waits has a deadline.
+// CombineRecv (Dispatch and Combine are pairs of them); a call while another is
+// under way is refused with code busy. Different slots are independent. Every call that waits has a deadline.
 //
 // The package wires the layers below and holds no algorithm: routing has the
 // arithmetic, dispatch and combine the proxy's halves, kernels the device's

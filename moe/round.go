@@ -19,7 +19,7 @@ func (c *Communicator) DispatchSend(slot int, in Input) error {
 	if err != nil {
 		return err
 	}
-	defer c.leave()
+	defer c.leaveSlot(s)
 	s.use(c.place.Load())
 	if err := c.checkInput(s, &in); err != nil {
 		return err
@@ -55,7 +55,11 @@ func (c *Communicator) DispatchRecv(slot int) (*Batch, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer c.leave()
+	defer c.leaveSlot(s)
+	return c.dispatchRecv(s)
+}
+
+func (c *Communicator) dispatchRecv(s *slot) (*Batch, error) {
 	if err := s.stream.DispatchRecv(&s.recv); err != nil {
 		return nil, c.broken(s, PhaseDispatchRecv, err)
 	}
@@ -91,7 +95,7 @@ func (c *Communicator) CombineSend(slot int, y []byte, yStride int) error {
 	if err != nil {
 		return err
 	}
-	defer c.leave()
+	defer c.leaveSlot(s)
 	if y == nil {
 		y, yStride = s.batch.Y, s.batch.YStride
 	} else if yStride == 0 {
@@ -123,20 +127,24 @@ func (c *Communicator) combineSend(s *slot, y []byte, yStride int, abandon bool)
 // error again: out is left alone if this rank's own input was refused; after any
 // other such error it holds this rank's sums.
 func (c *Communicator) CombineRecv(slot int, out []byte, outStride int) error {
-	return c.combineRecv(slot, out, outStride, 0)
+	return c.enterCombineRecv(slot, out, outStride, 0)
 }
 
 // CombineRecvAdd is CombineRecv that adds to what out holds.
 func (c *Communicator) CombineRecvAdd(slot int, out []byte, outStride int) error {
-	return c.combineRecv(slot, out, outStride, 1)
+	return c.enterCombineRecv(slot, out, outStride, 1)
 }
 
-func (c *Communicator) combineRecv(slot int, out []byte, outStride int, accumulate uint32) error {
+func (c *Communicator) enterCombineRecv(slot int, out []byte, outStride int, accumulate uint32) error {
 	s, err := c.enter(slot, PhaseCombineRecv, phaseCombined)
 	if err != nil {
 		return err
 	}
-	defer c.leave()
+	defer c.leaveSlot(s)
+	return c.combineRecv(s, out, outStride, accumulate)
+}
+
+func (c *Communicator) combineRecv(s *slot, out []byte, outStride int, accumulate uint32) error {
 	if outStride == 0 {
 		outStride = int(c.plan.Shape.OutRowBytes)
 	}
@@ -188,12 +196,19 @@ func (c *Communicator) Combine(slot int, y []byte, yStride int, out []byte, outS
 	return c.CombineRecv(slot, out, outStride)
 }
 
-// leave ends a call that enter began.
+// leaveSlot ends a call that enter began.
+func (c *Communicator) leaveSlot(s *slot) {
+	s.inCall.Store(false)
+	c.leave()
+}
+
+// leave ends the use of memory that Close frees.
 func (c *Communicator) leave() { c.users.Add(-1) }
 
-// enter checks that a slot exists and stands where the call needs it. After nil
-// the communicator's memory stays until leave.
-func (c *Communicator) enter(slot int, name string, want phase) (*slot, error) {
+// hold checks that a slot exists and that no other goroutine is in a call of it.
+// After nil the slot is the caller's and the communicator's memory stays until
+// leaveSlot.
+func (c *Communicator) hold(slot int, name string) (*slot, error) {
 	if slot < 0 || slot >= len(c.slots) {
 		return nil, c.noSlot(slot, name)
 	}
@@ -203,16 +218,28 @@ func (c *Communicator) enter(slot int, name string, want phase) (*slot, error) {
 		return nil, err
 	}
 	s := c.slots[slot]
-	if s.phase == want {
-		return s, nil
+	if !s.inCall.CompareAndSwap(false, true) {
+		c.leave()
+		return nil, &RoundError{Code: CodeBusy, Phase: name, Round: s.round.Load(), Ranks: []int{c.rank}, Token: -1, Pick: -1,
+			What: fmt.Sprintf("slot %d: another goroutine is in a call of it", slot)}
 	}
-	c.leave()
+	return s, nil
+}
+
+// enter is hold that also checks that the slot stands where the call needs it.
+func (c *Communicator) enter(slot int, name string, want phase) (*slot, error) {
+	s, err := c.hold(slot, name)
+	if err != nil || s.phase == want {
+		return s, err
+	}
+	at := s.phase
+	c.leaveSlot(s)
 	code := CodePhaseOrder
 	if want == phaseIdle {
 		code = CodeBusy
 	}
 	return nil, &RoundError{Code: code, Phase: name, Round: s.round.Load(), Ranks: []int{c.rank}, Token: -1, Pick: -1,
-		What: fmt.Sprintf("slot %d: %s", slot, phaseNeeds[s.phase])}
+		What: fmt.Sprintf("slot %d: %s", slot, phaseNeeds[at])}
 }
 
 func (c *Communicator) noSlot(slot int, name string) error {

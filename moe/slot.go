@@ -48,6 +48,7 @@ type slot struct {
 	trackers [2]*engine.Tracker
 
 	place  atomic.Pointer[placed] // of the round under way, or the last one; written by the user
+	inCall atomic.Bool            // the fields below are those of the goroutine in a call
 	phase  phase
 	round  atomic.Uint64
 	tokens int

@@ -110,6 +110,39 @@ func TestKilledRankEndsTheRun(t *testing.T) {
 	awaitEnd(t, pids)
 }
 
+// A crash is not a fault of the arguments, and its reason is told.
+func TestCrashedRankIsToldApart(t *testing.T) {
+	cmd, errs := endless(t)
+	pids := children(t, cmd.Process.Pid, 3)
+	if err := syscall.Kill(pids[1], syscall.SIGABRT); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(errs.String(), "rank 1: its process crashed: SIGABRT") {
+		t.Errorf("exit code %d, said %q", code, errs)
+	}
+	awaitEnd(t, pids)
+}
+
+// A rank that stands still is noticed within the deadlines of rounds, not of
+// set-up.
+func TestStoppedRankEndsTheRun(t *testing.T) {
+	cmd, errs := endless(t)
+	pids := children(t, cmd.Process.Pid, 3)
+	if err := syscall.Kill(pids[1], syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	cmd.Wait()
+	if took := time.Since(stopped); took > 30*time.Second {
+		t.Errorf("it took %v to end", took)
+	}
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(errs.String(), "waiting for rank 1") {
+		t.Errorf("exit code %d, said %q", code, errs)
+	}
+	awaitEnd(t, pids)
+}
+
 // No rank outlives the process that started it, however that ended.
 func TestRanksDieWithTheirParent(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {

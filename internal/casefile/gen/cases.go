@@ -325,6 +325,13 @@ func (l *collection) windows() {
 	b.c.WindowRows, b.c.MaxRecvRows = 2, 32
 	b.round(same(4, 8), toOne)
 	l.add("EP-16", "ep16_exact_fit", "32 rows for rank 0 with room for exactly 32", b)
+	b = newCase("ep16d", 4, 4, 2, 4)
+	b.c.MaxRecvRows, b.c.RanksPerNode = 5, 2
+	b.full(1, 1, 1, 1)
+	b.round(same(4, 3), func(_, t int) []int32 { return []int32{1, 3} })
+	b.full(1, 0, 2, 1)
+	b.c.MaxTokens = 3
+	l.add("EP-16", "ep16_two_overflow", "12 rows for ranks 1 and 3 with room for 5, windows that hold all and ranks that share nodes: one error that names both on every rank, and the next round is right", b)
 }
 
 // grid is each layout with each format and each way to sum, the other settings

@@ -16,7 +16,7 @@ import (
 
 var (
 	randomSeed  = flag.Uint64("random.seed", 1, "seed of the first case of TestRandomCases")
-	randomCases = flag.Int("random.cases", 0, "how many cases TestRandomCases carries out; 0 is 300, 60 with -short")
+	randomCases = flag.Int("random.cases", 0, "how many cases TestRandomCases carries out; 0 is 200, 50 with -short")
 )
 
 // TestRandomCases carries out small cases with every setting drawn, refused
@@ -26,9 +26,9 @@ var (
 func TestRandomCases(t *testing.T) {
 	n := *randomCases
 	if n == 0 {
-		n = 300
+		n = 200
 		if testing.Short() {
-			n = 60
+			n = 50
 		}
 	}
 	for i := range n {

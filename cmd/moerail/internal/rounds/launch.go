@@ -113,7 +113,12 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 	if err != nil {
 		res.fail(ctx, err)
 	}
-	gather, cancel := context.WithTimeout(ctx, setupDeadline)
+	handIn := setupDeadline
+	if err != nil {
+		// The others notice within a phase or two; a rank that hangs never hands in.
+		handIn = min(handIn, childGrace+2*time.Duration(o.Deadline))
+	}
+	gather, cancel := context.WithTimeout(ctx, handIn)
 	defer cancel()
 	results, gatherErr := gatherResults(gather, g, res)
 	if gatherErr != nil {

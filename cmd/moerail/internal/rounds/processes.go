@@ -165,8 +165,10 @@ func (c *child) reason() (code int, text string) {
 		return 1, c.err.Error()
 	}
 	code = exit.ExitCode()
-	said := strings.TrimPrefix(c.said.lastLine(), "moerail: ")
+	said, spoke := strings.CutPrefix(c.said.lastLine(), "moerail: ")
 	switch {
+	case code >= 0 && said != "" && !spoke: // Go's own last words; its exit code is that of bad arguments
+		return exitCrashed, "its process crashed: " + c.said.crash()
 	case code < 0:
 		return code, "its process ended: " + exit.String()
 	case said == "":
@@ -175,22 +177,42 @@ func (c *child) reason() (code int, text string) {
 	return code, said
 }
 
-// tail keeps the end of what a child wrote to standard error.
+// exitCrashed is the exit code that stands for a crash.
+const exitCrashed = 1
+
+// tail keeps the start and the end of what a child wrote to standard error.
 type tail struct {
 	mu   sync.Mutex
+	head []byte // guarded by mu
 	text []byte // guarded by mu
 }
 
-const tailBytes = 16 << 10
+const headBytes, tailBytes = 4 << 10, 16 << 10
 
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.head = append(t.head, p[:min(len(p), headBytes-len(t.head))]...)
 	t.text = append(t.text, p...)
 	if extra := len(t.text) - tailBytes; extra > 0 {
 		t.text = append(t.text[:0], t.text[extra:]...)
 	}
 	return len(p), nil
+}
+
+// crash is the line in which Go says why it ended the process, else the first.
+func (t *tail) crash() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	lines := strings.Split(strings.TrimSpace(string(t.head)), "\n")
+	for _, line := range lines {
+		for _, start := range []string{"panic:", "fatal error:", "runtime:", "SIG"} {
+			if strings.HasPrefix(line, start) {
+				return line
+			}
+		}
+	}
+	return lines[0]
 }
 
 func (t *tail) lastLine() string {
