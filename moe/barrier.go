@@ -21,24 +21,21 @@ func (c *Communicator) Barrier(ctx context.Context) error {
 	b := c.barrier
 	want := b.entered.Add(1)
 	c.engine.Wake()
-	if b.passed.Load() >= want {
-		return nil
-	}
 	b.timer.Reset(c.cfg.Deadline)
 	defer b.timer.Stop()
 	for {
+		if err := c.failed(); err != nil {
+			return err
+		}
+		if b.passed.Load() >= want {
+			return nil
+		}
 		select {
 		case <-b.wake:
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-b.timer.C:
 			return c.barrierLate(want)
-		}
-		if err := c.failed(); err != nil {
-			return err
-		}
-		if b.passed.Load() >= want {
-			return nil
 		}
 	}
 }

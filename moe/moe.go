@@ -168,6 +168,9 @@ func (c *Communicator) close() error {
 	}
 	c.closed.Store(true)
 	c.end()
+	if c.barrier != nil {
+		c.barrier.rouse()
+	}
 	c.watched.Wait()
 	for _, s := range c.slots {
 		if s.stream != nil {
