@@ -50,6 +50,8 @@ type Communicator struct {
 	claim         *engine.ImmClaim
 	place         atomic.Pointer[placed] // of rounds that start from now on
 	places        []*placed              // all that may be in use; SetPlacement's and Close's
+	mapped        []*Communicator        // by rank: those of this process whose inbox is mapped
+	neighbours    []*Communicator        // those of them that are stored to directly
 	direct        []bool
 	slots         []*slot
 	proxy         *proxy
@@ -209,6 +211,7 @@ func (c *Communicator) close() error {
 			note(r.Close())
 		}
 	}
+	c.beForgotten()
 	for _, s := range c.slots {
 		for _, err := range s.free() {
 			note(err)

@@ -206,6 +206,7 @@ func (c *Communicator) allocate(numImms uint32) (err error) {
 	}
 	c.place.Store(p)
 	c.places = append(c.places, p)
+	c.beFound()
 	for i := range c.plan.Slots {
 		s, err := newSlot(i, c.plan, c.inbox, c.outbox, c.cfg.FirstRound, c.cfg.ZeroFill)
 		if s != nil {
@@ -215,7 +216,7 @@ func (c *Communicator) allocate(numImms uint32) (err error) {
 			return err
 		}
 		s.use(p)
-		if s.stream, err = c.device.NewStream(c.engine.Wake); err != nil {
+		if s.stream, err = c.device.NewStream(c.bumped); err != nil {
 			return err
 		}
 		// Flag words of peers that store here start at the round before the first.
@@ -270,6 +271,9 @@ func (c *Communicator) start(inboxes []engine.Descriptor, maps [][]byte) error {
 			return fmt.Errorf("rank %d sent %d bytes of paths, want %d", q, len(m), c.ranks)
 		}
 		c.direct[q] = q != c.rank && m[c.rank] == 1 && maps[c.rank][q] == 1
+		if n := c.mapped[q]; c.direct[q] && n != nil {
+			c.neighbours = append(c.neighbours, n)
+		}
 	}
 	for _, s := range c.slots {
 		for q := range c.ranks {

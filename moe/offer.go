@@ -113,6 +113,7 @@ func (c *Communicator) connect(offers [][]byte) ([]engine.Descriptor, error) {
 // carries everything.
 func (c *Communicator) mapNode(inboxes []engine.Descriptor) []byte {
 	could := make([]byte, c.ranks)
+	c.mapped = make([]*Communicator, c.ranks)
 	for q := range c.ranks {
 		if q == c.rank || c.plan.Exact || q/c.cfg.RanksPerNode != c.rank/c.cfg.RanksPerNode {
 			continue
@@ -122,6 +123,7 @@ func (c *Communicator) mapNode(inboxes []engine.Descriptor) []byte {
 			continue // Paths tells
 		}
 		could[q] = 1
+		c.mapped[q] = neighbour(mem.Addr(m.Host))
 		for _, s := range c.slots {
 			s.setPeer(c.plan, q, mem.Addr(m.Host))
 		}

@@ -19,7 +19,7 @@ type proxy struct {
 	c        *Communicator
 	meanings []routing.Meaning
 	ranks    uint32
-	direct   []int // ranks that store into this one's memory themselves
+	direct   []int // ranks of other processes that store into this one's memory themselves
 	halted   bool  // after a failure it posts nothing more
 
 	// now is the time of this worker turn, read at most once, by the first arrival.
@@ -40,7 +40,7 @@ func newProxy(c *Communicator) *proxy {
 	p := &proxy{c: c, meanings: c.plan.Meanings(), ranks: uint32(c.ranks),
 		wait: make([]sourceWait, 2*c.plan.Slots), waited: make([]atomic.Uint64, c.ranks)}
 	for q, direct := range c.direct {
-		if direct {
+		if direct && c.mapped[q] == nil {
 			p.direct = append(p.direct, q)
 		}
 	}

@@ -72,16 +72,17 @@ func (c *Config) validate() error {
 // Engine moves data over its NICs. Its methods may be called from any goroutine
 // except, where they wait for the worker, the worker itself.
 type Engine struct {
-	cfg     Config
-	addr    Address
-	maxMsg  uint64 // bytes of one operation on every NIC
-	limits  []transport.Limits
-	w       *Worker
-	stats   counters
-	done    callbacks
-	pool    sync.Pool // of *transfer
-	rotate  atomic.Uint32
-	closing sync.Once
+	cfg      Config
+	adaptive bool // the poll policy is the default
+	addr     Address
+	maxMsg   uint64 // bytes of one operation on every NIC
+	limits   []transport.Limits
+	w        *Worker
+	stats    counters
+	done     callbacks
+	pool     sync.Pool // of *transfer
+	rotate   atomic.Uint32
+	closing  sync.Once
 
 	cmds   queue
 	stop   atomic.Bool
@@ -113,12 +114,13 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	cfg.Domains = append([]transport.Domain(nil), cfg.Domains...)
+	adaptive := cfg.Poll.Spin == 0 && cfg.Poll.Yield == 0 && !cfg.Poll.NoPark
 	cfg.Poll = cfg.Poll.withDefaults(cfg.CPU >= 0)
 	if cfg.MaxEarlyImms == 0 {
 		cfg.MaxEarlyImms = 1 << 16
 	}
 	e := &Engine{
-		cfg: cfg, maxMsg: 1 << 62, wake: make(chan struct{}, 1),
+		cfg: cfg, adaptive: adaptive, maxMsg: 1 << 62, wake: make(chan struct{}, 1),
 		ended: make(chan struct{}), drained: make(chan struct{}),
 	}
 	e.cmds.init()

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,8 +15,9 @@ type PollPolicy struct {
 	// 10000 for a pinned worker, which has its core for itself and for which a
 	// yield costs microseconds, and 20 for an ordinary goroutine. -1 means none.
 	Spin int
-	// Yield is the number of further turns with a yield in between; default 200.
-	// -1 means none.
+	// Yield is the number of further turns with a yield in between; default 200,
+	// and 8 while ordinary goroutines outnumber the processors as workers: then a
+	// yield takes the time of their turns, and waking costs less. -1 means none.
 	Yield int
 	// OSYield adds sched_yield to each yield, for machines where more pinned
 	// workers of several processes than cores must make progress.
@@ -29,6 +31,12 @@ type PollPolicy struct {
 }
 
 const maxMaxPark = time.Second
+
+// crowd is how many workers of this process are ordinary goroutines.
+var crowd atomic.Int32
+
+// crowdedYield is the default of Yield in a crowd.
+const crowdedYield = 8
 
 func (p PollPolicy) withDefaults(pinned bool) PollPolicy {
 	def := func(v *int, d int) {
@@ -73,6 +81,11 @@ func (w *Worker) loop() {
 	if w.e.cfg.CPU >= 0 {
 		every = busyTurnsPerYieldPinned
 	}
+	adaptive, procs := w.e.cfg.CPU < 0 && w.e.adaptive, int32(runtime.GOMAXPROCS(0))
+	if w.e.cfg.CPU < 0 {
+		crowd.Add(1)
+		defer crowd.Add(-1)
+	}
 	idle, busy := 0, 0
 	for !w.e.stop.Load() {
 		if w.turn() {
@@ -81,6 +94,12 @@ func (w *Worker) loop() {
 				w.yield()
 			}
 			continue
+		}
+		if adaptive && idle == 0 {
+			p = w.e.cfg.Poll
+			if crowd.Load() > procs {
+				p.Spin, p.Yield = min(p.Spin, 1), crowdedYield
+			}
 		}
 		switch idle++; {
 		case idle <= p.Spin:
