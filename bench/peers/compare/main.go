@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,11 +32,10 @@ type comparison struct {
 	Shape    shape      `json:"shape"`
 	Variants []*variant `json:"variants"`
 	BestPeer string     `json:"best_peer"`
-	// Medians of p50 over the turns, in microseconds; Ratio is the peer's over
-	// moerail's, above 1 if moerail is faster.
-	Moerail float64 `json:"moerail_round_us"`
-	Peer    float64 `json:"peer_round_us"`
-	Ratio   float64 `json:"ratio"`
+	// Peer is the best peer's median of p50 over the turns, in microseconds;
+	// Ratios are it over that of each of moerail's forms, above 1 if moerail is faster.
+	Peer   float64            `json:"peer_round_us"`
+	Ratios map[string]float64 `json:"ratios"`
 }
 
 // record is the file that is kept.
@@ -57,15 +57,16 @@ type machine struct {
 }
 
 type options struct {
-	shape                   shape
-	tokens                  []int
-	transports              []string
-	moerail, launch, fabric string
-	script, out             string
-	turns                   int
-	limit                   time.Duration
-	copyBW                  bool
-	stdout, stderr          io.Writer
+	shape          shape
+	tokens         []int
+	transports     []string
+	forms          []string
+	moerail        string
+	script, out    string
+	turns          int
+	limit          time.Duration
+	copyBW         bool
+	stdout, stderr io.Writer
 }
 
 func main() {
@@ -101,8 +102,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.IntVar(&o.turns, "turns", 5, "runs of each variant")
 	f.DurationVar(&o.limit, "limit", 2*time.Minute, "time limit of one run")
 	f.StringVar(&o.moerail, "moerail", "bin/moerail", "the moerail binary")
-	f.StringVar(&o.launch, "launch", "processes", "moerail's --launch")
-	f.StringVar(&o.fabric, "fabric", "shm", "moerail's --fabric")
+	forms := f.String("forms", "direct,fabric,inproc-direct,inproc-fabric", "ways of moerail to try: "+formsHelp)
 	f.StringVar(&o.script, "mpi", "bench/peers/mpi/run.sh", "the MPI peer's script")
 	transports := f.String("transports", "vader,vader-copy,ucx", "MPI transports to try")
 	f.BoolVar(&o.copyBW, "copybw", true, "also measure this machine's copy bandwidth")
@@ -119,6 +119,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		o.tokens = append(o.tokens, n)
 	}
 	o.transports = strings.Split(*transports, ",")
+	o.forms = strings.Split(*forms, ",")
+	for _, name := range o.forms {
+		if _, ok := formOf(name); !ok {
+			return o, fmt.Errorf("-forms %q: want %s", name, formsHelp)
+		}
+	}
 	switch {
 	case f.NArg() > 0:
 		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
@@ -180,9 +186,13 @@ func compare(o options) error {
 }
 
 func compareShape(o options, dir string, s shape) (*comparison, error) {
-	ours := moerailVariant(o.moerail, o.launch, o.fabric, s)
+	var ours []*variant
+	for _, name := range o.forms {
+		f, _ := formOf(name)
+		ours = append(ours, moerailVariant(o.moerail, f, s))
+	}
 	peers := mpiVariants(o.script, dir, o.transports, s)
-	c := &comparison{Shape: s, Variants: append([]*variant{ours}, peers...)}
+	c := &comparison{Shape: s, Variants: append(slices.Clone(ours), peers...), Ratios: map[string]float64{}}
 	for turn := range o.turns {
 		for i := range c.Variants { // a different one begins each turn
 			v := c.Variants[(i+turn)%len(c.Variants)]
@@ -193,13 +203,14 @@ func compareShape(o options, dir string, s shape) (*comparison, error) {
 		}
 	}
 	round := func(s sample) float64 { return s.Round.P50 }
-	c.Moerail = ours.median(round)
 	for _, v := range peers {
 		if m := v.median(round); c.BestPeer == "" || m < c.Peer {
 			c.BestPeer, c.Peer = v.Name, m
 		}
 	}
-	c.Ratio = c.Peer / c.Moerail
+	for _, v := range ours {
+		c.Ratios[v.Name] = c.Peer / v.median(round)
+	}
 	return c, nil
 }
 
@@ -213,7 +224,11 @@ func printTable(w io.Writer, c *comparison) {
 			v.median(func(s sample) float64 { return s.Combine.P50 }),
 			v.median(func(s sample) float64 { return s.Round.P50 }))
 	}
-	fmt.Fprintf(w, "  %s / moerail = %.2f\n", c.BestPeer, c.Ratio)
+	for _, v := range c.Variants {
+		if r, ok := c.Ratios[v.Name]; ok {
+			fmt.Fprintf(w, "  %s / %s = %.2f\n", c.BestPeer, v.Name, r)
+		}
+	}
 }
 
 func commit() string {

@@ -44,7 +44,7 @@ echo '{"format":"moe-a2a-mpi/1","verified":true,"times":{"dispatch":{"p50":1},"c
 
 func testOptions(t *testing.T, moerail, mpi string, args ...string) options {
 	t.Helper()
-	o, err := parse(append([]string{"-moerail", moerail, "-mpi", mpi, "-transports", "vader,ucx", "-turns", "3", "-tokens", "1"}, args...), io.Discard)
+	o, err := parse(append([]string{"-moerail", moerail, "-mpi", mpi, "-transports", "vader,ucx", "-turns", "3", "-tokens", "1", "-forms", "direct"}, args...), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,8 +70,8 @@ func TestCompareTakesMediansAndTheBestPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := rec.Comparisons[0]
-	if c.Moerail != 200 || c.Peer != 300 || c.Ratio != 1.5 || c.BestPeer != "mpi ucx" {
-		t.Errorf("moerail %v, peer %v (%s), ratio %v; want 200, 300 (mpi ucx), 1.5", c.Moerail, c.Peer, c.BestPeer, c.Ratio)
+	if r := c.Ratios["moerail direct"]; c.Peer != 300 || r != 1.5 || c.BestPeer != "mpi ucx" {
+		t.Errorf("peer %v (%s), ratio %v; want 300 (mpi ucx), 1.5", c.Peer, c.BestPeer, r)
 	}
 	if len(c.Variants) != 3 || len(c.Variants[0].Samples) != 3 {
 		t.Errorf("%d variants, %d samples; want 3 and 3", len(c.Variants), len(c.Variants[0].Samples))
@@ -80,12 +80,12 @@ func TestCompareTakesMediansAndTheBestPeer(t *testing.T) {
 		t.Errorf("incomplete record: %+v", rec)
 	}
 	args, _ := os.ReadFile(filepath.Join(filepath.Dir(moerail), "args"))
-	for _, want := range []string{"--reduce home", "--layout grouped", "--launch processes", "--fabric shm", "--tokens 1", "--json"} {
+	for _, want := range []string{"--reduce home", "--layout grouped", "--launch processes", "--fabric shm", "--ranks-per-node 8", "--tokens 1", "--json"} {
 		if !strings.Contains(string(args), want) {
 			t.Errorf("moerail ran without %q: %s", want, args)
 		}
 	}
-	if !strings.Contains(table.String(), "mpi ucx / moerail = 1.50") {
+	if !strings.Contains(table.String(), "mpi ucx / moerail direct = 1.50") {
 		t.Errorf("table:\n%s", &table)
 	}
 }
@@ -142,7 +142,7 @@ func TestRunEndsAtItsLimitAndForgetsOldResults(t *testing.T) {
 }
 
 func TestParseRefusesBadArguments(t *testing.T) {
-	for _, args := range [][]string{{"-tokens", "0"}, {"-tokens", "1,x"}, {"-turns", "0"}, {"-layout", "batched"},
+	for _, args := range [][]string{{"-tokens", "0"}, {"-tokens", "1,x"}, {"-turns", "0"}, {"-forms", "direct,other"}, {"-layout", "batched"},
 		{"-mode", "home"}, {"stray"}, {"-ranks", "x"}} {
 		if _, err := parse(args, io.Discard); err == nil {
 			t.Errorf("%v: accepted", args)

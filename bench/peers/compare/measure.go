@@ -59,15 +59,43 @@ type variant struct {
 	decode func([]byte) (sample, error)
 }
 
-// moerailVariant runs one process per rank over shared memory.
-func moerailVariant(binary, launch, fabric string, s shape) *variant {
+// form is a way of running moerail's ranks on this machine.
+type form struct {
+	name, launch, fabric string
+	direct               bool // ranks are one node and store into each other's memory
+}
+
+var forms = []form{
+	{"direct", "processes", "shm", true},
+	{"fabric", "processes", "shm", false},
+	{"inproc-direct", "inproc", "loopback", true},
+	{"inproc-fabric", "inproc", "loopback", false},
+}
+
+const formsHelp = "direct (a process per rank, same-node stores), fabric (a process per rank, every row through the fabric), inproc-direct, inproc-fabric"
+
+func formOf(name string) (form, bool) {
+	for _, f := range forms {
+		if f.name == name {
+			return f, true
+		}
+	}
+	return form{}, false
+}
+
+// moerailVariant runs moerail in one form.
+func moerailVariant(binary string, f form, s shape) *variant {
+	node := 0
+	if f.direct {
+		node = s.Ranks
+	}
 	reduce := "expert"
 	if s.Mode == "per_expert" {
 		reduce = "home"
 	}
 	return &variant{
-		Name: "moerail",
-		Command: []string{binary, "run", "--launch", launch, "--fabric", fabric, "--ranks-per-node", "0",
+		Name: "moerail " + f.name,
+		Command: []string{binary, "run", "--launch", f.launch, "--fabric", f.fabric, "--ranks-per-node", strconv.Itoa(node),
 			"--ranks", strconv.Itoa(s.Ranks), "--tokens", strconv.Itoa(s.Tokens), "--experts", strconv.Itoa(s.Experts),
 			"--top-k", strconv.Itoa(s.TopK), "--hidden", strconv.Itoa(s.Hidden), "--dtype", s.Dtype, "--out-dtype", "bf16",
 			"--layout", s.Layout, "--reduce", reduce, "--routing", "uniform", "--rounds", strconv.Itoa(s.Rounds),
