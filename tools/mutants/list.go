@@ -116,7 +116,7 @@ var mutants = []mutant{
 		name: "overflow-limit", what: "one row more than a rank can receive is let through",
 		edits: []edit{{"moe/routing/matrix.go", "if m.Received(q) > uint64(m.plan.Shape.MaxRecvRows) {",
 			"if m.Received(q) > uint64(m.plan.Shape.MaxRecvRows)+1 {"}},
-		test:  "^TestOverflowTiles$", pkg: "./moe/routing",
+		test: "^TestOverflowTiles$", pkg: "./moe/routing",
 	}, {
 		name: "replica-lane", what: "with replicas every rank sends to every lane",
 		edits: []edit{{"kernels/host/dispatch_send.go", "if uint32(q)%sh.Replicas == sh.Rank%sh.Replicas {", "if q >= 0 {"}},
