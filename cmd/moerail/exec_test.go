@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"moerail/cmd/moerail/internal/replay"
 	"moerail/internal/casefile"
@@ -44,29 +45,65 @@ func TestPauseBeyondDeadline(t *testing.T) {
 // TestCases carries out every case of the collection. Each must give what its
 // .want.json says, as far as that is exact, and what the definition says.
 func TestCases(t *testing.T) {
+	for name, file := range caseFiles(t) {
+		t.Run(name, func(t *testing.T) { replayCase(t, file, func(*casefile.Case) {}) })
+	}
+}
+
+// TestCasesInEveryOrder carries out every case again and again over a fabric that
+// delivers in another order each time, sometimes late. The answer stays.
+func TestCasesInEveryOrder(t *testing.T) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 2
+	}
+	for name, file := range caseFiles(t) {
+		t.Run(name, func(t *testing.T) {
+			for seed := range seeds {
+				replayCase(t, file, func(c *casefile.Case) {
+					c.Faults.Seed, c.Faults.Reorder = seed, true
+					if seed > 0 {
+						c.Faults.Pause = nil // costs time and was seen
+					}
+					if seed%2 == 1 {
+						c.Faults.DelayMax = max(c.Faults.DelayMax, 50*time.Microsecond)
+					}
+				})
+			}
+		})
+	}
+}
+
+// caseFiles are the cases of the collection whose result is determined.
+func caseFiles(t *testing.T) map[string]string {
+	t.Helper()
 	files, err := filepath.Glob(filepath.Join(casesDir, "*.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := 0
+	cases := make(map[string]string)
 	for _, file := range files {
 		name, isCase := strings.CutSuffix(filepath.Base(file), ".json")
 		if strings.HasSuffix(name, ".want") || !isCase || name == undetermined {
 			continue
 		}
-		n++
-		t.Run(name, func(t *testing.T) { replayCase(t, file) })
+		cases[name] = file
 	}
-	if n < 50 {
-		t.Errorf("%d cases in %s, there were more", n, casesDir)
+	if len(cases) < 50 {
+		t.Errorf("%d cases in %s, there were more", len(cases), casesDir)
 	}
+	return cases
 }
 
-func replayCase(t *testing.T, file string) {
+// replayCase carries out a case that edit may change in what its result does not
+// depend on.
+func replayCase(t *testing.T, file string, edit func(*casefile.Case)) {
+	t.Helper()
 	c, err := readCase(file, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	edit(c)
 	got, arrivals, err := replay.Run(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)

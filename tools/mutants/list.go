@@ -11,7 +11,7 @@ const (
 var mutants = []mutant{
 	{
 		name: "expert-tables", what: "each rank numbers its experts backwards",
-		edits: []edit{{"moe/slot.go", "Store(pl.ExpertLocal[e])",
+		edits: []edit{{"moe/placed.go", "Store(pl.ExpertLocal[e])",
 			"Store(uint32(len(pl.LocalExperts[pl.ExpertRank[e]])-1) - pl.ExpertLocal[e])"}},
 		test: rounds, pkg: "./moe",
 	}, {
@@ -114,8 +114,9 @@ var mutants = []mutant{
 		test:  rounds + "/^exact$", pkg: "./moe",
 	}, {
 		name: "overflow-limit", what: "one row more than a rank can receive is let through",
-		edits: []edit{{"moe/routing/matrix.go", "if sum > uint64(m.plan.Shape.MaxRecvRows) {", "if sum > uint64(m.plan.Shape.MaxRecvRows)+1 {"}},
-		test:  "^TestOverflowTiles$", pkg: "./moe/routing",
+		edits: []edit{{"moe/routing/matrix.go", "if m.Received(q) > uint64(m.plan.Shape.MaxRecvRows) {",
+			"if m.Received(q) > uint64(m.plan.Shape.MaxRecvRows)+1 {"}},
+		test: "^TestOverflowTiles$", pkg: "./moe/routing",
 	}, {
 		name: "replica-lane", what: "with replicas every rank sends to every lane",
 		edits: []edit{{"kernels/host/dispatch_send.go", "if uint32(q)%sh.Replicas == sh.Rank%sh.Replicas {", "if q >= 0 {"}},
