@@ -57,6 +57,19 @@ func TestALateRankIsNamed(t *testing.T) {
 	}
 }
 
+// TestALateRankIsToldEvenIfTheInputWasRefused: there is no batch when the others'
+// blocks have not come, whatever this rank itself did wrong.
+func TestALateRankIsToldEvenIfTheInputWasRefused(t *testing.T) {
+	for _, node := range []int{1, 2} {
+		w := small(t, 2, func(s *setting) { s.cfg.FirstDeadline, s.cfg.RanksPerNode = 150*time.Millisecond, node })
+		toks := w.draw(1, []int32{0, 99})
+		b, err := w.cs[0].Dispatch(0, toks.input())
+		if re := wantCode(t, err, CodeDeadline, PhaseDispatchRecv); b != nil || !slices.Equal(re.Ranks, []int{1}) {
+			t.Errorf("batch %v, error %v, want none and rank 1", b, err)
+		}
+	}
+}
+
 // TestALateCombineIsNamed: a rank that dispatches and never combines.
 func TestALateCombineIsNamed(t *testing.T) {
 	for _, node := range []int{1, 3} {

@@ -96,8 +96,11 @@ func (p *proxy) pollDirect(s *slot) (told bool) {
 	if since == s.directTold {
 		return false
 	}
+	if since != s.directFor { // what was seen of another wait's flags says nothing of this one's
+		s.directFor, s.directNext = since, 0
+	}
 	if since == 0 {
-		s.directTold, s.directNext = 0, 0
+		s.directTold = 0
 		return false
 	}
 	for ph := phase(s.waitPhase.Load()); s.directNext < len(p.direct); s.directNext++ {
@@ -105,7 +108,7 @@ func (p *proxy) pollDirect(s *slot) (told bool) {
 			return false
 		}
 	}
-	s.directTold, s.directNext = since, 0
+	s.directTold = since
 	s.stream.Notify()
 	return true
 }

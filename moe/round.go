@@ -75,6 +75,12 @@ func (c *Communicator) dispatchRecv(s *slot) (*Batch, error) {
 		s.round.Store(round + 1)
 		return nil, err
 	}
+	// The status tells only of stages that ran, and keeps the first fault of the
+	// round: a stage that Close dropped, or a wait given up after this rank's input
+	// was refused, shows here alone.
+	if err := c.failed(); err != nil {
+		return nil, err
+	}
 	if err := c.stageError(s); err != nil {
 		return nil, err
 	}
@@ -263,6 +269,9 @@ func (c *Communicator) wait(s *slot, ph phase) {
 	if c.failure.Load() != nil {
 		s.ctl.Abort.Store(s.round.Load() + 1)
 		s.stream.Notify()
+	}
+	if len(c.proxy.direct) > 0 {
+		c.engine.Wake() // a parked worker does not see that flags are to be looked at
 	}
 	s.stream.Sync()
 	s.waiting.Store(0)
