@@ -219,11 +219,17 @@ func (c *Communicator) hold(slot int, name string) (*slot, error) {
 		return nil, c.noSlot(slot, name)
 	}
 	c.users.Add(1)
+	s := c.slots[slot]
 	if err := c.failed(); err != nil {
+		if s.inCall.CompareAndSwap(false, true) {
+			// What the caller passed to the calls before is its own again with this
+			// error: no stage may read it any more. All end soon: the round is given up.
+			s.stream.Sync()
+			s.inCall.Store(false)
+		}
 		c.leave()
 		return nil, err
 	}
-	s := c.slots[slot]
 	if !s.inCall.CompareAndSwap(false, true) {
 		c.leave()
 		return nil, &RoundError{Code: CodeBusy, Phase: name, Round: s.round.Load(), Ranks: []int{c.rank}, Token: -1, Pick: -1,
@@ -257,6 +263,7 @@ func (c *Communicator) noSlot(slot int, name string) error {
 func (c *Communicator) broken(s *slot, phase string, err error) error {
 	re := &RoundError{Code: CodeTransport, Phase: phase, Round: s.round.Load(), Ranks: []int{c.rank}, Token: -1, Pick: -1, What: "the device refused a stage", Err: err}
 	c.fail(re)
+	s.stream.Sync() // the stages before it still read the caller's memory
 	return c.failed()
 }
 
