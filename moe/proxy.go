@@ -74,8 +74,8 @@ func (p *proxy) Poll(w *engine.Worker) (busy bool) {
 }
 
 // MaySleep says that the worker may park: whatever the proxy waits for comes as an
-// immediate or a completion, or the device and Barrier wake the engine. Only a
-// rank that stores here itself wakes nobody.
+// immediate or a completion, or the device, Barrier and wait wake the engine. Only
+// a rank of another process that stores here itself wakes nobody.
 func (p *proxy) MaySleep() bool {
 	if !p.c.device.Bumps() {
 		return false
