@@ -51,6 +51,12 @@ func (c *Communicator) barrierLate(want uint64) error {
 			}
 		}
 	})
+	if err := c.failed(); err != nil {
+		return err
+	}
+	if len(late) == 0 {
+		return nil // the last one came just now
+	}
 	return &RoundError{Code: CodeDeadline, Phase: PhaseBarrier, Ranks: late, Token: -1, Pick: -1,
 		What: fmt.Sprintf("deadline of %v passed, waiting for %s", c.cfg.Deadline, ranksText(late))}
 }
