@@ -44,7 +44,7 @@ func (c *Communicator) Barrier(ctx context.Context) error {
 
 func (c *Communicator) barrierLate(want uint64) error {
 	var late []int
-	_ = c.engine.Call(func(*engine.Worker) {
+	gone := c.engine.Call(func(*engine.Worker) {
 		for q, n := range c.barrier.got {
 			if q != c.rank && n < want {
 				late = append(late, q)
@@ -53,6 +53,10 @@ func (c *Communicator) barrierLate(want uint64) error {
 	})
 	if err := c.failed(); err != nil {
 		return err
+	}
+	if gone != nil {
+		return &RoundError{Code: CodeTransport, Phase: PhaseBarrier, Ranks: []int{c.rank}, Token: -1, Pick: -1,
+			What: "the engine was closed", Err: gone}
 	}
 	if len(late) == 0 {
 		return nil // the last one came just now

@@ -165,6 +165,19 @@ func TestBarrier(t *testing.T) {
 	})
 }
 
+// TestABarrierAtTheDeadline: whoever finds that all have come passes, whoever finds
+// its engine gone does not.
+func TestABarrierAtTheDeadline(t *testing.T) {
+	c := small(t, 2, nil).cs[0]
+	if err := c.barrierLate(0); err != nil {
+		t.Errorf("nobody is late: %v", err)
+	}
+	if err := c.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, c.barrierLate(0), CodeTransport, PhaseBarrier)
+}
+
 // TestASlowRankIsNeverLapped: EP-25. The same routing for many rounds, payloads
 // that change, one rank behind at random, no barrier.
 func TestASlowRankIsNeverLapped(t *testing.T) {
