@@ -165,6 +165,17 @@ func TestBarrier(t *testing.T) {
 	})
 }
 
+// TestAWaitEndsWithoutAnEngine: an engine that its owner closed too early takes
+// nobody's deadline along.
+func TestAWaitEndsWithoutAnEngine(t *testing.T) {
+	c := small(t, 2, func(s *setting) { s.cfg.FirstDeadline = 100 * time.Millisecond }).cs[0]
+	if err := c.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := c.Dispatch(0, Input{})
+	wantCode(t, err, CodeTransport, PhaseDispatchRecv)
+}
+
 // TestABarrierAtTheDeadline: whoever finds that all have come passes, whoever finds
 // its engine gone does not.
 func TestABarrierAtTheDeadline(t *testing.T) {
