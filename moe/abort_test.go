@@ -2,9 +2,13 @@ package moe
 
 import (
 	"math"
+	"sync/atomic"
 	"testing"
 
 	"moerail/internal/reference"
+	"moerail/kernels"
+	"moerail/kernels/abi"
+	"moerail/kernels/host"
 )
 
 // TestAbortInEveryPhase: the aborting rank is done at once, nobody hangs, whoever
@@ -155,6 +159,64 @@ func TestCombineRecvAdds(t *testing.T) {
 			if got != want {
 				t.Fatalf("rank %d value %d: %v, want %v", r, i, got, want)
 			}
+		}
+	}
+}
+
+// reading is a device whose stages read the caller's memory until Sync.
+type reading struct {
+	kernels.Device
+	now atomic.Bool
+}
+
+func (d *reading) NewStream(bump func()) (kernels.Stream, error) {
+	s, err := d.Device.NewStream(bump)
+	return &readingStream{s, d}, err
+}
+
+type readingStream struct {
+	kernels.Stream
+	d *reading
+}
+
+func (s *readingStream) DispatchSend(p *abi.DispatchSendParams) error {
+	s.d.now.Store(true)
+	return s.Stream.DispatchSend(p)
+}
+
+func (s *readingStream) Sync() {
+	s.Stream.Sync()
+	s.d.now.Store(false)
+}
+
+// TestNoStageReadsTheInputAfterAnError: an input may be reused when DispatchRecv
+// has returned, also when it returns an error that came before it.
+func TestNoStageReadsTheInputAfterAnError(t *testing.T) {
+	for name, end := range map[string]func(c *Communicator){
+		"failed": func(c *Communicator) { c.fail(&RoundError{Code: CodeDeadline, Phase: PhaseDispatchRecv}) },
+		"closed": func(c *Communicator) { _ = c.Close() },
+	} {
+		d := &reading{}
+		w := small(t, 2, func(s *setting) {
+			s.mutate = func(r int, c *Config) {
+				c.Device, _ = host.NewDevice(host.Config{})
+				if r == 0 {
+					d.Device = c.Device
+					c.Device = d
+				}
+			}
+		})
+		c := w.cs[0]
+		toks := w.draw(2, drawIDs(w.rng, 2, 2, 4))
+		if err := c.DispatchSend(0, toks.input()); err != nil {
+			t.Fatal(err)
+		}
+		end(c)
+		if b, err := c.DispatchRecv(0); b != nil || err == nil {
+			t.Errorf("%s: batch %v, error %v", name, b, err)
+		}
+		if d.now.Load() {
+			t.Errorf("%s: the stages were not waited for", name)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package moe
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +14,8 @@ import (
 
 // Barrier returns when every rank has entered it. It uses the fabric, is not
 // counted in Stats, and may be called between rounds or during them, by one
-// goroutine at a time.
+// goroutine at a time. It fails with ctx's error, with code deadline, or with the
+// communicator's; this rank has entered all the same, and is not waited for.
 func (c *Communicator) Barrier(ctx context.Context) error {
 	if c.ranks == 1 {
 		return c.failed()
@@ -42,13 +44,23 @@ func (c *Communicator) Barrier(ctx context.Context) error {
 
 func (c *Communicator) barrierLate(want uint64) error {
 	var late []int
-	_ = c.engine.Call(func(*engine.Worker) {
+	gone := c.engine.Call(func(*engine.Worker) {
 		for q, n := range c.barrier.got {
 			if q != c.rank && n < want {
 				late = append(late, q)
 			}
 		}
 	})
+	if err := c.failed(); err != nil {
+		return err
+	}
+	if gone != nil {
+		return &RoundError{Code: CodeTransport, Phase: PhaseBarrier, Ranks: []int{c.rank}, Token: -1, Pick: -1,
+			What: "the engine was closed", Err: gone}
+	}
+	if len(late) == 0 {
+		return nil // the last one came just now
+	}
 	return &RoundError{Code: CodeDeadline, Phase: PhaseBarrier, Ranks: late, Token: -1, Pick: -1,
 		What: fmt.Sprintf("deadline of %v passed, waiting for %s", c.cfg.Deadline, ranksText(late))}
 }
@@ -78,7 +90,7 @@ func newBarrier(me, ranks int, t *engine.Tracker, imm transport.Imm) *barrier {
 // arrived counts one immediate of rank src.
 func (b *barrier) arrived(src int) {
 	b.got[src]++
-	least := b.got[src]
+	least := uint64(math.MaxUint64)
 	for q, n := range b.got {
 		if q != b.me {
 			least = min(least, n)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"moerail/kernels"
+	"moerail/kernels/host"
 	"moerail/transport/loopback"
 )
 
@@ -216,5 +218,55 @@ func TestPeerThatDiesIsNamed(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// closing is a device whose stream is closed, by the Close of its communicator,
+// between the launch of a stage and Sync.
+type closing struct {
+	kernels.Device
+	c      *Communicator
+	ended  chan struct{} // the stream is closed
+	closed chan error    // Close has returned
+}
+
+func (d *closing) NewStream(bump func()) (kernels.Stream, error) {
+	s, err := d.Device.NewStream(bump)
+	return &closingStream{s, d}, err
+}
+
+type closingStream struct {
+	kernels.Stream
+	d *closing
+}
+
+func (s *closingStream) Sync() {
+	go func() { s.d.closed <- s.d.c.Close() }()
+	<-s.d.ended
+	s.Stream.Sync()
+}
+
+func (s *closingStream) Close() error {
+	defer close(s.d.ended)
+	return s.Stream.Close()
+}
+
+// TestADroppedStageMakesNoBatch: a stage that Close dropped leaves no fault of its
+// own, and what it would have written is of an earlier round, or nothing.
+func TestADroppedStageMakesNoBatch(t *testing.T) {
+	passive, err := host.NewDevice(host.Config{Passive: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &closing{Device: passive, ended: make(chan struct{}), closed: make(chan error, 1)}
+	w := small(t, 1, func(s *setting) { s.cfg.Device = d })
+	d.c = w.cs[0]
+	toks := w.draw(2, drawIDs(w.rng, 2, 2, 2))
+	b, err := d.c.Dispatch(0, toks.input())
+	if wantCode(t, err, CodeClosed, PhaseClose); b != nil {
+		t.Error("a batch of a closed communicator")
+	}
+	if err := <-d.closed; err != nil {
+		t.Error(err)
 	}
 }

@@ -40,7 +40,7 @@ func (c *Communicator) checkDeadline(s *slot) {
 	if since == 0 || int64(time.Since(c.epoch))-since < int64(c.limit(s.round.Load())) {
 		return
 	}
-	_ = c.engine.Call(func(*engine.Worker) {
+	gone := c.engine.Call(func(*engine.Worker) {
 		if s.waiting.Load() != since {
 			return // it came just now
 		}
@@ -56,6 +56,10 @@ func (c *Communicator) checkDeadline(s *slot) {
 		}
 		c.fail(err)
 	})
+	if gone != nil { // nobody is left to bring what the wait is for, or to ask
+		c.fail(&RoundError{Code: CodeTransport, Phase: phaseName(phase(s.waitPhase.Load())), Round: s.round.Load(),
+			Ranks: []int{c.rank}, Token: -1, Pick: -1, What: "the engine was closed", Err: gone})
+	}
 }
 
 // late lists the ranks that a wait of slot s is for. Worker thread.

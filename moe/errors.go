@@ -114,7 +114,10 @@ func CodeOf(err error) Code {
 }
 
 func ranksText(ranks []int) string {
-	if len(ranks) == 1 {
+	switch len(ranks) {
+	case 0:
+		return "a rank" // the fabric did not say which
+	case 1:
 		return fmt.Sprintf("rank %d", ranks[0])
 	}
 	s := make([]string, len(ranks))

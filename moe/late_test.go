@@ -57,6 +57,19 @@ func TestALateRankIsNamed(t *testing.T) {
 	}
 }
 
+// TestALateRankIsToldEvenIfTheInputWasRefused: there is no batch when the others'
+// blocks have not come, whatever this rank itself did wrong.
+func TestALateRankIsToldEvenIfTheInputWasRefused(t *testing.T) {
+	for _, node := range []int{1, 2} {
+		w := small(t, 2, func(s *setting) { s.cfg.FirstDeadline, s.cfg.RanksPerNode = 150*time.Millisecond, node })
+		toks := w.draw(1, []int32{0, 99})
+		b, err := w.cs[0].Dispatch(0, toks.input())
+		if re := wantCode(t, err, CodeDeadline, PhaseDispatchRecv); b != nil || !slices.Equal(re.Ranks, []int{1}) {
+			t.Errorf("batch %v, error %v, want none and rank 1", b, err)
+		}
+	}
+}
+
 // TestALateCombineIsNamed: a rank that dispatches and never combines.
 func TestALateCombineIsNamed(t *testing.T) {
 	for _, node := range []int{1, 3} {
@@ -150,6 +163,55 @@ func TestBarrier(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestAWaitEndsWithoutAnEngine: an engine that its owner closed too early takes
+// nobody's deadline along.
+func TestAWaitEndsWithoutAnEngine(t *testing.T) {
+	c := small(t, 2, func(s *setting) { s.cfg.FirstDeadline = 100 * time.Millisecond }).cs[0]
+	if err := c.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := c.Dispatch(0, Input{})
+	wantCode(t, err, CodeTransport, PhaseDispatchRecv)
+}
+
+// TestBarriersAreNotOutstanding: a barrier is over when everybody has entered it,
+// which a fabric that completes late tells before it completes.
+func TestBarriersAreNotOutstanding(t *testing.T) {
+	w := small(t, 3, func(s *setting) {
+		s.fabric.Faults = &loopback.Faults{Seed: 5, Reorder: true, DelayMax: 2 * time.Millisecond, Completion: loopback.CompleteLate}
+	})
+	some := 0
+	for range 20 {
+		w.each(func(r int, c *Communicator) error {
+			if err := c.Barrier(context.Background()); err != nil {
+				return err
+			}
+			if n := c.Outstanding(); n != 0 {
+				t.Errorf("rank %d: %d operations outstanding after a barrier", r, n)
+			}
+			return nil
+		})
+		_, barriers := w.cs[0].outstanding()
+		some += barriers
+	}
+	if some == 0 {
+		t.Skip("no message of a barrier was late to complete")
+	}
+}
+
+// TestABarrierAtTheDeadline: whoever finds that all have come passes, whoever finds
+// its engine gone does not.
+func TestABarrierAtTheDeadline(t *testing.T) {
+	c := small(t, 2, nil).cs[0]
+	if err := c.barrierLate(0); err != nil {
+		t.Errorf("nobody is late: %v", err)
+	}
+	if err := c.engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, c.barrierLate(0), CodeTransport, PhaseBarrier)
 }
 
 // TestASlowRankIsNeverLapped: EP-25. The same routing for many rounds, payloads

@@ -133,23 +133,29 @@ func (c *Communicator) failed() error {
 	return nil
 }
 
-// Outstanding is the number of operations posted and not completed; it is zero
-// between rounds. After Close it is zero.
+// Outstanding is the number of operations of rounds posted and not completed; it
+// is zero between rounds. Messages of Barrier, which are empty, count as little
+// here as in Stats: one that all ranks have passed may have some on their way to
+// completion. After Close it is zero.
 func (c *Communicator) Outstanding() int {
-	n := 0
+	rounds, _ := c.outstanding()
+	return rounds
+}
+
+func (c *Communicator) outstanding() (rounds, barriers int) {
 	_ = c.engine.Call(func(*engine.Worker) {
 		for _, s := range c.slots {
 			for _, t := range s.trackers {
 				if t != nil {
-					n += t.Outstanding()
+					rounds += t.Outstanding()
 				}
 			}
 		}
 		if c.barrier != nil {
-			n += c.barrier.tracker.Outstanding()
+			barriers = c.barrier.tracker.Outstanding()
 		}
 	})
-	return n
+	return rounds, barriers
 }
 
 // Close releases everything. It is not collective: peers notice at their next
@@ -236,8 +242,10 @@ func (c *Communicator) settle() {
 	if c.proxy == nil {
 		return // nothing was ever posted
 	}
-	for end := time.Now().Add(settleLimit); c.Outstanding() > 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(settleLimit); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if rounds, barriers := c.outstanding(); rounds+barriers == 0 {
+			return
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"moerail/dispatch"
 	"moerail/internal/mem"
+	"moerail/moe/routing"
 	"moerail/transport"
 	"moerail/transport/engine"
 )
@@ -121,6 +122,9 @@ func (c *Communicator) mapNode(inboxes []engine.Descriptor) []byte {
 		m, err := c.engine.MapRemote(inboxes[q])
 		if err != nil {
 			continue // Paths tells
+		}
+		if uint64(len(m.Host)) < c.plan.Inbox.Bytes || mem.Addr(m.Host)%routing.FlagStride != 0 {
+			continue // stores and flags would not lie where the layout puts them
 		}
 		could[q] = 1
 		c.mapped[q] = neighbour(mem.Addr(m.Host))

@@ -52,7 +52,9 @@ func (s *slot) use(p *placed) {
 		v.slot.ExpertRank, v.slot.ExpertLocal = p.rank, p.local
 	}
 	// The totals are by local expert, and those are others now.
-	clear(s.at(s.mem.totalRows, s.mem.maxLocal*8))
+	for e := range s.mem.maxLocal {
+		mem.Word64(s.local.Host, s.mem.totalRows+8*e).Store(0)
+	}
 	s.place.Store(p)
 }
 

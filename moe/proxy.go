@@ -74,8 +74,8 @@ func (p *proxy) Poll(w *engine.Worker) (busy bool) {
 }
 
 // MaySleep says that the worker may park: whatever the proxy waits for comes as an
-// immediate or a completion, or the device and Barrier wake the engine. Only a
-// rank that stores here itself wakes nobody.
+// immediate or a completion, or the device, Barrier and wait wake the engine. Only
+// a rank of another process that stores here itself wakes nobody.
 func (p *proxy) MaySleep() bool {
 	if !p.c.device.Bumps() {
 		return false
@@ -96,8 +96,11 @@ func (p *proxy) pollDirect(s *slot) (told bool) {
 	if since == s.directTold {
 		return false
 	}
+	if since != s.directFor { // what was seen of another wait's flags says nothing of this one's
+		s.directFor, s.directNext = since, 0
+	}
 	if since == 0 {
-		s.directTold, s.directNext = 0, 0
+		s.directTold = 0
 		return false
 	}
 	for ph := phase(s.waitPhase.Load()); s.directNext < len(p.direct); s.directNext++ {
@@ -105,7 +108,7 @@ func (p *proxy) pollDirect(s *slot) (told bool) {
 			return false
 		}
 	}
-	s.directTold, s.directNext = since, 0
+	s.directTold = since
 	s.stream.Notify()
 	return true
 }

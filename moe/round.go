@@ -75,6 +75,12 @@ func (c *Communicator) dispatchRecv(s *slot) (*Batch, error) {
 		s.round.Store(round + 1)
 		return nil, err
 	}
+	// The status tells only of stages that ran, and keeps the first fault of the
+	// round: a stage that Close dropped, or a wait given up after this rank's input
+	// was refused, shows here alone.
+	if err := c.failed(); err != nil {
+		return nil, err
+	}
 	if err := c.stageError(s); err != nil {
 		return nil, err
 	}
@@ -213,11 +219,17 @@ func (c *Communicator) hold(slot int, name string) (*slot, error) {
 		return nil, c.noSlot(slot, name)
 	}
 	c.users.Add(1)
+	s := c.slots[slot]
 	if err := c.failed(); err != nil {
+		if s.inCall.CompareAndSwap(false, true) {
+			// What the caller passed to the calls before is its own again with this
+			// error: no stage may read it any more. All end soon: the round is given up.
+			s.stream.Sync()
+			s.inCall.Store(false)
+		}
 		c.leave()
 		return nil, err
 	}
-	s := c.slots[slot]
 	if !s.inCall.CompareAndSwap(false, true) {
 		c.leave()
 		return nil, &RoundError{Code: CodeBusy, Phase: name, Round: s.round.Load(), Ranks: []int{c.rank}, Token: -1, Pick: -1,
@@ -251,6 +263,7 @@ func (c *Communicator) noSlot(slot int, name string) error {
 func (c *Communicator) broken(s *slot, phase string, err error) error {
 	re := &RoundError{Code: CodeTransport, Phase: phase, Round: s.round.Load(), Ranks: []int{c.rank}, Token: -1, Pick: -1, What: "the device refused a stage", Err: err}
 	c.fail(re)
+	s.stream.Sync() // the stages before it still read the caller's memory
 	return c.failed()
 }
 
@@ -263,6 +276,9 @@ func (c *Communicator) wait(s *slot, ph phase) {
 	if c.failure.Load() != nil {
 		s.ctl.Abort.Store(s.round.Load() + 1)
 		s.stream.Notify()
+	}
+	if len(c.proxy.direct) > 0 {
+		c.engine.Wake() // a parked worker does not see that flags are to be looked at
 	}
 	s.stream.Sync()
 	s.waiting.Store(0)

@@ -65,9 +65,10 @@ type slot struct {
 	waiting   atomic.Int64
 	waitPhase atomic.Int32
 	// directTold is the value of waiting for which the stream was told that every
-	// direct rank's flag is there, directNext the first flag not seen yet; worker.
-	directTold int64
-	directNext int
+	// direct rank's flag is there, directFor that for which directNext is the first
+	// flag not seen yet; worker.
+	directTold, directFor int64
+	directNext            int
 
 	totals totals
 

@@ -122,6 +122,10 @@ func TestSumIsRoundedAsDefined(t *testing.T) {
 }
 
 func TestCopyAroundCopies(t *testing.T) {
+	eachKind(t, testCopyAround)
+}
+
+func testCopyAround(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
 	src := make([]byte, 9000)
 	for i := range src {
@@ -216,6 +220,10 @@ func checkBlock(t *testing.T, x []float32) {
 }
 
 func TestBlocksAreQuantisedAsDefined(t *testing.T) {
+	eachKind(t, testBlocks)
+}
+
+func testBlocks(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for n := 0; n <= 130; n++ {
 		for range 20 {
