@@ -75,5 +75,6 @@ func (c *Communicator) view(s *slot) *Batch {
 		b.Scales = s.at(m.expertScales, uint64(b.OutRows)*uint64(sh.ScaleBytes))
 	}
 	b.Y = s.at(m.y, uint64(b.OutRows)*m.yStride)
+	s.outRows = b.OutRows
 	return b
 }

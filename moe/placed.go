@@ -112,8 +112,17 @@ func (c *Communicator) SetPlacement(ctx context.Context, placement [][]int32) er
 		}
 		return err
 	}
+	// No call of a slot may stand between taking a map and using it.
+	for _, s := range c.slots {
+		for i := 0; !s.inCall.CompareAndSwap(false, true); i++ {
+			pause(i)
+		}
+	}
 	c.place.Store(p)
 	c.places = append(slices.DeleteFunc(c.places, c.forget), p)
+	for _, s := range c.slots {
+		s.inCall.Store(false)
+	}
 	return nil
 }
 

@@ -103,11 +103,13 @@ func (c *Communicator) CombineSend(slot int, y []byte, yStride int) error {
 	}
 	defer c.leaveSlot(s)
 	if y == nil {
-		y, yStride = s.batch.Y, s.batch.YStride
+		// Not the batch's own fields: those the caller may have changed.
+		yStride = int(s.mem.yStride)
+		y = s.at(s.mem.y, uint64(s.outRows)*s.mem.yStride)
 	} else if yStride == 0 {
 		yStride = int(c.plan.Shape.OutRowBytes)
 	}
-	if err := c.checkRows(s, PhaseCombineSend, "y", y, yStride, s.batch.OutRows); err != nil {
+	if err := c.checkRows(s, PhaseCombineSend, "y", y, yStride, s.outRows); err != nil {
 		return err
 	}
 	return c.combineSend(s, y, yStride, false)

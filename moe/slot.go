@@ -56,7 +56,9 @@ type slot struct {
 	out    []byte
 	y      []byte
 	batch  Batch
-	input  *RoundError // this round's own refused input
+	// outRows is the batch's OutRows.
+	outRows int
+	input   *RoundError // this round's own refused input
 	// abandoned takes the sums of a round that Abort gave up.
 	abandoned []byte
 
