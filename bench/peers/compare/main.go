@@ -148,7 +148,7 @@ func compare(o options) error {
 		return fmt.Errorf("building the MPI peer: %w: %s", err, lastLine(string(out)))
 	}
 	rec := record{Format: "moerail-compare/1", Date: time.Now().UTC().Format(time.RFC3339), Commit: commit(),
-		Command: os.Args, Machine: thisMachine()}
+		Command: append([]string{"compare"}, os.Args[1:]...), Machine: thisMachine()}
 	if o.copyBW {
 		out, err := exec.Command(o.script, "copybw").Output()
 		if err != nil || !json.Valid(out) {
