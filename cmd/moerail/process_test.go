@@ -137,8 +137,10 @@ func TestStoppedRankEndsTheRun(t *testing.T) {
 	if took := time.Since(stopped); took > 30*time.Second {
 		t.Errorf("it took %v to end", took)
 	}
-	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(errs.String(), "waiting for rank 1") {
-		t.Errorf("exit code %d, said %q", code, errs)
+	// On a slow machine the rank may be stopped while they still connect.
+	said := errs.String()
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(said, "waiting for rank 1") && !strings.Contains(said, "group entry 1") {
+		t.Errorf("exit code %d, said %q", code, said)
 	}
 	awaitEnd(t, pids)
 }
