@@ -175,6 +175,13 @@ func compare(o options) error {
 	if o.out == "" {
 		return nil
 	}
+	for _, c := range rec.Comparisons {
+		for _, v := range c.Variants {
+			for i, arg := range v.Command { // the folder is gone when the record is read
+				v.Command[i] = strings.ReplaceAll(arg, dir, "TMP")
+			}
+		}
+	}
 	b, err := json.MarshalIndent(rec, "", " ")
 	if err != nil {
 		return err
