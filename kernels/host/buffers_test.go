@@ -58,3 +58,37 @@ func TestSendBuffersAreAwaited(t *testing.T) {
 		}
 	}
 }
+
+// TestAnEarlierRoundsFlagIsNoFlag: the flag that a direct rank set two rounds ago,
+// in the same word, does not announce its block of this round.
+func TestAnEarlierRoundsFlagIsNoFlag(t *testing.T) {
+	w := newWorld(t, worldConfig{ranks: 3, experts: 6, topK: 3, hidden: 20, maxTokens: 6, in: abi.FP32, wire: abi.FP32, out: abi.FP32, direct: allDirect}, 5)
+	for range 2 {
+		w.randomTokens()
+		w.runRound()
+	}
+	w.randomTokens()
+	r := w.r[1]
+	s := r.stream.(*Stream)
+	w.must(r.stream.DispatchSend(&r.send))
+	w.must(r.stream.DispatchRecv(&r.recv))
+	for s.done.Load() < s.launched.Load() && !s.parked.Load() {
+		runtime.Gosched()
+	}
+	for range 100 {
+		runtime.Gosched()
+	}
+	if s.done.Load() == s.launched.Load() {
+		t.Fatalf("round %d was received before the others had sent it: %+v", w.round, r.status())
+	}
+	for _, p := range []int{0, 2} {
+		w.must(w.r[p].stream.DispatchSend(&w.r[p].send))
+		w.must(w.r[p].stream.DispatchRecv(&w.r[p].recv))
+	}
+	for _, r := range w.r {
+		r.stream.Notify()
+	}
+	w.sync()
+	w.checkCodes()
+	w.checkReceived()
+}

@@ -136,7 +136,7 @@ var mutants = []mutant{
 	}, {
 		name: "direct-flag-early", what: "a flag of an earlier round is taken for this one's",
 		edits: []edit{{"kernels/host/dispatch_recv.go", "waitFor{word(r.dispatchFlag(q)), r.tag}", "waitFor{word(r.dispatchFlag(q)), 1}"}},
-		test:  rounds + "/^direct$", pkg: "./moe",
+		test:  "^TestAnEarlierRoundsFlagIsNoFlag$", pkg: "./kernels/host",
 	}, {
 		name: "padding-unmarked", what: "padding says that it is of expert 0",
 		edits: []edit{{"kernels/host/dispatch_recv.go", "tail[i] = -1", "tail[i] = 0"}},
