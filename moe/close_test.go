@@ -193,7 +193,9 @@ func TestNothingLeaks(t *testing.T) {
 	if fds2 > fds {
 		t.Errorf("%d descriptors, %d before", fds2, fds)
 	}
-	if maps2 > maps+20 { // the Go heap grows too
+	// One mapping left behind by each life would be lives of them; the Go heap, which
+	// holds the buffers too under the race detector, grows by some tens.
+	if maps2 > maps+lives*3/4 {
 		t.Errorf("%d mappings, %d before", maps2, maps)
 	}
 }
