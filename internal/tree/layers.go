@@ -39,6 +39,8 @@ var layers = []layer{
 	{folder: "transport/loopback/...", may: with("transport/loopback/..."), outside: []string{sys}},
 	{folder: "transport/shm/...", may: with("transport/shm/..."), outside: []string{sys}},
 	{folder: "transport/counting/...", may: with("transport/counting/..."), outside: []string{sys}},
+	{folder: "transport/efa/...", may: with("transport/efa/..."), outside: []string{sys}},
+	{folder: "transport/verbs/...", may: with("transport/verbs/..."), outside: []string{sys}},
 	{folder: "uvmwatch", may: below, outside: []string{sys}},
 
 	{folder: "kernels/abi"},
@@ -70,7 +72,7 @@ var layers = []layer{
 var above = []string{"cmd/...", "bench/...", "tools/...", "examples/..."}
 
 // cgoFolders may import "C".
-var cgoFolders = []string{}
+var cgoFolders = []string{"internal/fabric", "internal/ibv"}
 
 // impure lists standard packages that a pure package may not import; their
 // subpackages are included.
