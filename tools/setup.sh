@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Installs what the fabrics behind cgo and the race detector need, as far as it is
-# missing: a C compiler, pkg-config, libfabric and libibverbs with their headers. Debian, as
+# missing: a C compiler, libfabric and libibverbs with their headers. Debian, as
 # root. A build without them works, and has loopback and shm.
 set -euo pipefail
 
-compiles() { echo "#include <$1>" | "$(go env CC)" -x c -fsyntax-only - 2>/dev/null; }
+read -ra flags <<<"$(go env CGO_CFLAGS)"
+compiles() { "$(CGO_ENABLED=1 go env CC)" "${flags[@]}" -fsyntax-only -include "$1" -x c /dev/null 2>/dev/null; }
 
 missing=()
 compiles stdlib.h || missing+=(gcc libc6-dev)
-type -P pkg-config >/dev/null || missing+=(pkg-config)
-pkg-config --exists libfabric 2>/dev/null || missing+=(libfabric-dev)
-pkg-config --exists libibverbs 2>/dev/null || missing+=(libibverbs-dev ibverbs-providers)
+compiles rdma/fi_rma.h || missing+=(libfabric-dev)
+compiles infiniband/verbs.h || missing+=(libibverbs-dev ibverbs-providers)
 if [ ${#missing[@]} -eq 0 ]; then
 	echo "nothing is missing"
 	exit
