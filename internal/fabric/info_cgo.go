@@ -45,6 +45,7 @@ const (
 	FormatSockaddrIn  = C.FI_SOCKADDR_IN
 	FormatSockaddrIn6 = C.FI_SOCKADDR_IN6
 	FormatString      = C.FI_ADDR_STR
+	FormatEFA         = C.FI_ADDR_EFA
 )
 
 // Hints ask for a reliable datagram endpoint with at least Caps, whose Modes and
@@ -146,3 +147,6 @@ func goString(s *C.char) string {
 	}
 	return C.GoString(s)
 }
+
+// ErrnoText is libfabric's own text for an errno.
+func (i *Info) ErrnoText(errno uint32) string { return i.lib.ErrnoText(errno) }
