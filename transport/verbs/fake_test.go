@@ -70,16 +70,16 @@ func TestConformanceOnFakeDevices(t *testing.T) {
 		cfg         Config
 		unset       transport.DomainConfig
 	}{
-		"one device":        {nodes: 1, nics: 1},
-		"two nodes of two":  {nodes: 2, nics: 2},
-		"small queues":      {nodes: 2, nics: 1, cfg: Config{SendDepth: 2, ImmDepth: 3}, unset: transport.DomainConfig{MaxSend: 3, MaxRecv: 70}},
-		"pieces of 1 MiB":   {nodes: 2, nics: 1, cfg: Config{MaxRegion: 1 << 20}},
-		"every second lost": {nodes: 2, nics: 1},
+		"one device":                 {nodes: 1, nics: 1},
+		"two nodes of two":           {nodes: 2, nics: 2},
+		"small queues":               {nodes: 2, nics: 1, cfg: Config{SendDepth: 2, ImmDepth: 3}, unset: transport.DomainConfig{MaxSend: 3, MaxRecv: 70}},
+		"pieces of 1 MiB":            {nodes: 2, nics: 1, cfg: Config{MaxRegion: 1 << 20}},
+		"half of the handshake lost": {nodes: 2, nics: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.cfg.GIDIndex = -1
 			p := fakeProvider(t, c.nodes*c.nics, c.cfg)
-			if name == "every second lost" {
+			if name == "half of the handshake lost" {
 				ibvfake.Drop(2, false)
 			}
 			transporttest.Run(t, harness(p, c.nodes, c.nics, c.unset))

@@ -26,6 +26,7 @@ const (
 	maxMessage  = 1 << 30 // of one operation; larger devices' maxima are no use
 	maxRecvSize = 1 << 20
 	maxRegions  = handle.MaxSlots
+	softVendor  = 0xffffff
 )
 
 // random fills in what nobody else may guess or meet again.
@@ -142,6 +143,7 @@ func (d *domain) readPort() (ibv.PortAttr, error) {
 			d.access |= ibv.RemoteAtomic
 		}
 	}
+	d.soft = d.attr.VendorID == softVendor
 	d.relaxed = !d.cfg.StrictOrdering && d.lib.HasOptionalAccess()
 	return port, nil
 }

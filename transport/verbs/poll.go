@@ -371,6 +371,10 @@ func (d *domain) judge(o *op, q *rcQP, s ibv.WCStatus) transport.Status {
 		return transport.StatusFlushed
 	case ibv.WCRemoteAccess:
 		return transport.StatusRemoteAccess
+	case ibv.WCRemoteOp:
+		if d.soft && o.op == transport.OpSend {
+			return transport.StatusTruncated
+		}
 	case ibv.WCRemoteInvalid:
 		if o.op == transport.OpSend {
 			return transport.StatusTruncated
@@ -402,6 +406,12 @@ func (d *domain) received(index uint64, w *ibv.WC, out *transport.Completion) bo
 		}
 	case ibv.WCLocalLength, ibv.WCRemoteInvalid:
 		out.Status = transport.StatusTruncated
+	case ibv.WCLocalQPOp:
+		if out.Status = transport.StatusFault; b.x != nil && b.x.closed {
+			out.Status = transport.StatusFlushed
+		} else if d.soft {
+			out.Status = transport.StatusTruncated
+		}
 	case ibv.WCFlushed:
 		out.Status = transport.StatusFlushed
 	default:
