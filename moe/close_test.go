@@ -223,6 +223,25 @@ func TestPeerThatDiesIsNamed(t *testing.T) {
 	}
 }
 
+// TestPeerThatDiesBeforeABarrierIsNamed: the barrier's own messages tell, long
+// before its deadline.
+func TestPeerThatDiesBeforeABarrierIsNamed(t *testing.T) {
+	w := small(t, 4, func(s *setting) { s.faulty, s.cfg.Deadline = true, time.Minute })
+	w.round(0, w.ragged(8))
+	w.procs[3].Kill()
+	w.each(func(r int, c *Communicator) error {
+		if r == 3 {
+			return nil
+		}
+		err := c.Barrier(t.Context())
+		var re *RoundError
+		if !errors.As(err, &re) || re.Code != CodePeerLost || re.Phase != PhaseBarrier || len(re.Ranks) != 1 || re.Ranks[0] != 3 {
+			t.Errorf("rank %d: %v, want rank 3 lost", r, err)
+		}
+		return nil
+	})
+}
+
 // closing is a device whose stream is closed, by the Close of its communicator,
 // between the launch of a stage and Sync.
 type closing struct {
