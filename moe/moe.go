@@ -100,11 +100,12 @@ func (c *Communicator) Paths() []Path {
 	return out
 }
 
+// fabricName is the provider's name. There is an engine or a provider.
 func (c *Config) fabricName() string {
-	if c.Provider != nil {
-		return c.Provider.Name()
+	if c.Engine != nil {
+		return c.Engine.Fabric()
 	}
-	return "fabric"
+	return c.Provider.Name()
 }
 
 // fail makes err the communicator's error, if it is the first, and ends every
