@@ -361,7 +361,8 @@ static int read_error(moe_dom *d, moe_completion *c, uint64_t now)
 		return 0;
 	}
 	struct fi_cq_tagged_entry t = {.len = e.len, .tag = e.tag};
-	return take(d, s, MOE_ERROR, e.err > 0 ? e.err : FI_EOTHER, e.prov_errno, &t, c, now);
+	int err = e.err < 0 ? -e.err : e.err; // shm of 1.17 negates it
+	return take(d, s, MOE_ERROR, err != 0 ? err : FI_EOTHER, e.prov_errno, &t, c, now);
 }
 
 static uint32_t read_queue(moe_dom *d, moe_completion *out, uint32_t room, uint64_t now)

@@ -33,6 +33,16 @@ func (d *domain) send(w *write) error {
 	return nil
 }
 
+// maxMessageBytes bounds messages, which are for control and small payloads. A
+// receive always has room for the longest, in memory of the domain's own, and its
+// bytes are copied to where they belong when they have come: tcp tears the
+// connection down, with all that follows on it, at a message that is longer than
+// its receive, and no provider then touches memory of a region that closed.
+const maxMessageBytes = 64 << 10
+
+// landingOff is where a receive's bytes arrive.
+func (d *domain) landingOff(slot uint32) uint64 { return uint64(int(slot)-d.txSlots) * maxMessageBytes }
+
 // oneDescriptor refuses a message that one descriptor does not cover.
 func (d *domain) oneDescriptor(r *region, off, n uint64) error {
 	if n > 0 && d.info.MRMode&fabric.MRLocal != 0 && r.seam(off, n) {
@@ -72,8 +82,10 @@ func (d *domain) receive(rr *transport.RecvRequest) error {
 		if err := r.check(rr.Off, rr.Len); err != nil {
 			return err
 		}
-		if err := d.oneDescriptor(r, rr.Off, rr.Len); err != nil {
-			return err
+		if r.mem.Kind == transport.MemoryDevice {
+			if err := d.oneDescriptor(r, rr.Off, rr.Len); err != nil {
+				return err
+			}
 		}
 	}
 	if d.posted >= d.limits.MaxRecv || len(d.freeRecv) == 0 {
@@ -83,13 +95,17 @@ func (d *domain) receive(rr *transport.RecvRequest) error {
 	slot := d.freeRecv[n]
 	d.freeRecv = d.freeRecv[:n]
 	op := &d.f.Slots[slot].Op
-	op.Kind, op.Flags, op.Len, op.Data = fabric.Recv, 0, rr.Len, uint64(d.id.life())<<32
-	if rr.Len == 0 {
-		op.Src, op.Desc = d.f.SlotBytes(slot), d.f.SlotsDesc
+	op.Kind, op.Flags, op.Data = fabric.Recv, 0, uint64(d.id.life())<<32
+	fl := flight{id: rr.ID, op: transport.OpRecv, bytes: rr.Len, peer: transport.NoPeer, used: true, local: r}
+	if r != nil && r.mem.Kind == transport.MemoryDevice {
+		op.Src, op.Desc, op.Len = r.addr+rr.Off, r.regs[min(rr.Off/r.key.piece, uint64(len(r.regs)-1))].Desc, rr.Len
 	} else {
-		op.Src, op.Desc = r.addr+rr.Off, r.regs[min(rr.Off/r.key.piece, uint64(len(r.regs)-1))].Desc
+		op.Src, op.Desc, op.Len = d.landing.addr+d.landingOff(slot), d.landing.regs[0].Desc, maxMessageBytes
+		if r != nil {
+			fl.result = r.mem.Host[rr.Off : rr.Off+rr.Len]
+		}
 	}
-	d.flights[slot] = flight{id: rr.ID, op: transport.OpRecv, bytes: rr.Len, peer: transport.NoPeer, used: true, local: r}
+	d.flights[slot] = fl
 	d.f.RecvRing[d.recvTail&uint32(len(d.f.RecvRing)-1)] = slot
 	d.recvTail++
 	d.posted++
