@@ -57,6 +57,7 @@ func moerail(t *testing.T, stdin string, args ...string) (code int, stdout, stde
 func TestHelpIsGolden(t *testing.T) {
 	for name, args := range map[string][]string{
 		"moerail": {"--help"}, "run": {"run", "--help"}, "exec": {"exec", "--help"}, "doctor": {"doctor", "--help"},
+		"topo": {"topo", "--help"},
 	} {
 		code, out, errs := moerail(t, "", args...)
 		if code != 0 || errs != "" {
@@ -107,6 +108,12 @@ func TestBadArguments(t *testing.T) {
 		{[]string{"exec", "none.json"}, "none.json"},
 		{[]string{"exec", "testdata"}, "testdata"},
 		{[]string{"doctor", "extra"}, "extra"},
+		{[]string{"topo", "extra"}, "extra"},
+		{[]string{"topo", "--sysfs", "testdata/none"}, "testdata/none"},
+		{[]string{"topo", "--sysfs", "testdata"}, "testdata is no sysfs"},
+		{[]string{"topo", "--gpus", "0"}, `"0" is no PCI address`},
+		{[]string{"topo", "--gpus", "0000:ff:1f.7"}, `no GPU at "0000:ff:1f.7"`},
+		{[]string{"topo", "--ports", "mlx5_99"}, `no RDMA device or port "mlx5_99"`},
 	} {
 		code, out, errs := moerail(t, "", c.args...)
 		if code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) {

@@ -29,7 +29,7 @@ or a bad file.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), err)}
 	})
-	root.AddCommand(newRun(), newExec(), newDoctor())
+	root.AddCommand(newRun(), newExec(), newDoctor(), newTopo())
 	for _, c := range append(root.Commands(), root) {
 		check := c.Args
 		if check == nil {
