@@ -185,6 +185,9 @@ func (e *Engine) Limits(i int) transport.Limits {
 	return e.limits[i]
 }
 
+// Fabric is the provider's name.
+func (e *Engine) Fabric() string { return e.cfg.Provider.Name() }
+
 // Alloc returns zeroed memory that can be registered; Free gives it back. They
 // are the provider's.
 func (e *Engine) Alloc(size uint64) (transport.Memory, error) { return e.cfg.Provider.Alloc(size) }

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"moerail/cmd/moerail/internal/fabrics"
 	"moerail/peergroup"
 )
 
@@ -51,6 +52,10 @@ func (e *ChildError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, 
 // When a child fails the others have their own deadlines to notice by
 // themselves and say so; then they are killed.
 func Processes(ctx context.Context, program string, o *Options) (*Report, error) {
+	// What is sure to fail in every child fails here once, in one line.
+	if _, err := o.openFabric(ctx, nil); err != nil {
+		return nil, err
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
@@ -233,6 +238,8 @@ func cleanEnv(env []string) []string {
 	for _, kv := range env {
 		name, _, _ := strings.Cut(kv, "=")
 		switch {
+		case name == fabrics.EnvNICs, name == fabrics.EnvGID:
+			kept = append(kept, kv)
 		case name == "RANK", name == "LOCAL_RANK", name == "WORLD_SIZE", name == "GOMAXPROCS",
 			strings.HasPrefix(name, "MASTER_"), strings.HasPrefix(name, "OMPI_"),
 			strings.HasPrefix(name, "SLURM_"), strings.HasPrefix(name, "MOERAIL_"):
@@ -280,9 +287,16 @@ func (o *Options) params() []peergroup.Param {
 	return params
 }
 
+// Seat is a process's place in a job.
+type Seat struct {
+	Group     peergroup.Group
+	Addr      string // host:port of rank 0
+	LocalRank int    // among the ranks of its host, 0 where the launcher does not say
+}
+
 // Join makes this process the rank that its environment says. The number of
 // ranks there must be that of the run.
-func Join(ctx context.Context, getenv func(string) string) (peergroup.Group, error) {
+func Join(ctx context.Context, getenv func(string) string) (*Seat, error) {
 	cfg, err := peergroup.FromEnv(getenv)
 	if err != nil {
 		return nil, err
@@ -297,5 +311,9 @@ func Join(ctx context.Context, getenv func(string) string) (peergroup.Group, err
 			return nil, fmt.Errorf("rendezvous: inherited socket: %w", err)
 		}
 	}
-	return peergroup.JoinTCP(ctx, cfg)
+	g, err := peergroup.JoinTCP(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Seat{Group: g, Addr: cfg.Addr, LocalRank: max(cfg.LocalRank, 0)}, nil
 }
