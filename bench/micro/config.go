@@ -42,14 +42,26 @@ type Config struct {
 	Span       uint64 `json:"span"`   // bytes over which the writes of a stream rotate
 	Level      Level  `json:"level"`
 	NICs       int    `json:"nics"`
+	// Poll says what an idle worker of an engine does.
+	Poll Poll `json:"poll"`
 }
+
+// Poll is a policy of idle workers.
+type Poll string
+
+const (
+	// PollSpin never sleeps, as the raw programs.
+	PollSpin Poll = "spin"
+	// PollDefault is what an engine does that is not told anything.
+	PollDefault Poll = "default"
+)
 
 // Defaults are the values of flags not given.
 func Defaults() Config {
 	return Config{
 		Sizes:   []uint64{8, 64, 512, 4096, 32768, 262144, 1048576},
 		Samples: 10000, SampleBytes: 256 << 20, Burst: 20000, BurstBytes: 64 << 20, Bursts: 5,
-		Warmup: 200, Window: 64, Span: 4 << 20, Level: LevelEngine, NICs: 1,
+		Warmup: 200, Window: 64, Span: 4 << 20, Level: LevelEngine, NICs: 1, Poll: PollSpin,
 	}
 }
 
@@ -101,6 +113,9 @@ func (c *Config) Validate() error {
 	}
 	if !slices.Contains(Levels(), c.Level) {
 		return bad("level", "is %q, want one of %v", c.Level, Levels())
+	}
+	if c.Poll != PollSpin && c.Poll != PollDefault {
+		return bad("poll", "is %q, want %s or %s", c.Poll, PollSpin, PollDefault)
 	}
 	if c.Level == LevelDomain && c.NICs != 1 {
 		return bad("nics", "is %d, but --level domain is one NIC", c.NICs)

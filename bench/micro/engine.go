@@ -29,7 +29,7 @@ func openEngine(ctx context.Context, cfg *Config, r Rank) (o *opened, err error)
 		}
 		doms = append(doms, d)
 	}
-	if o.engine, err = engine.New(engine.Config{Provider: r.Provider, Domains: doms, CPU: r.CPU}); err != nil {
+	if o.engine, err = engine.New(engine.Config{Provider: r.Provider, Domains: doms, CPU: r.CPU, Poll: engine.PollPolicy{NoPark: cfg.Poll == PollSpin}}); err != nil {
 		return o, errors.Join(err, closeAll(doms))
 	}
 	if o.mem, err = o.engine.Alloc(2 * cfg.half()); err != nil {

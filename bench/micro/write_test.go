@@ -188,6 +188,7 @@ func TestRefusals(t *testing.T) {
 		"window":        {change(func(c *Config) { c.Window = MaxWindow + 1 }), "window"},
 		"span":          {change(func(c *Config) { c.Span = 63 }), "span"},
 		"level":         {change(func(c *Config) { c.Level = "card" }), "level"},
+		"poll":          {change(func(c *Config) { c.Poll = "nap" }), "poll"},
 		"nics":          {change(func(c *Config) { c.NICs = 5 }), "nics"},
 		"domain nics":   {change(func(c *Config) { c.NICs, c.Level = 2, LevelDomain }), "nics"},
 	} {

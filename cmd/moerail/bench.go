@@ -18,7 +18,7 @@ import (
 // newBench is `moerail bench`.
 func newBench() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "bench NAME",
+		Use:   "bench",
 		Short: "Measure single operations between ranks, verified first",
 		Args:  cobra.ArbitraryArgs,
 		Long: `Measures single operations of the runtime. Nothing is timed before every byte of
@@ -37,7 +37,7 @@ it has been looked at.`,
 // newBenchWrite is `moerail bench write`.
 func newBenchWrite() *cobra.Command {
 	o := bench.Defaults()
-	sizes, level := "8,64,512,4k,32k,256k,1M", string(o.Level)
+	sizes, level, poll := "8,64,512,4k,32k,256k,1M", string(o.Level), string(o.Poll)
 	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "write",
@@ -67,6 +67,7 @@ With several NICs engine splits each write over all, worker takes them in turn.`
 	f.StringVar(&o.Fabric, "fabric", o.Fabric, "auto, loopback, shm, verbs, efa or libfabric:PROVIDER")
 	f.StringVar(&sizes, "sizes", sizes, "bytes of a write, as 8,4k,1M")
 	f.StringVar(&level, "level", level, "what is measured: engine, worker or domain")
+	f.StringVar(&poll, "poll", poll, "what an engine's idle worker does: spin (never sleeps, as the raw programs), or default")
 	f.IntVar(&o.NICs, "nics", o.NICs, "NICs of each rank")
 	f.StringVar(&o.Launch, "launch", o.Launch, "processes (one for each rank), inproc (ranks are goroutines), or env (this process is one rank)")
 	f.StringVar(&o.CPUs, "cpus", o.CPUs, "cores of each rank as 0,1, or as 0+2,1+3 with the last one for the thread that polls; auto or none")
@@ -83,7 +84,7 @@ With several NICs engine splits each write over all, worker takes them in turn.`
 		if o.Sizes, err = micro.ParseSizes(sizes); err != nil {
 			return err
 		}
-		o.Level = micro.Level(level)
+		o.Level, o.Poll = micro.Level(level), micro.Poll(poll)
 		if err := o.Resolve(); err != nil {
 			return err
 		}

@@ -159,6 +159,7 @@ func (o *Options) params() []peergroup.Param {
 	}
 	return []peergroup.Param{
 		{Name: "fabric", Value: o.Fabric}, {Name: "cpus", Value: o.CPUs}, {Name: "level", Value: string(o.Level)},
+		{Name: "poll", Value: string(o.Poll)},
 		{Name: "sizes", Value: strings.Join(sizes, ",")},
 		number("nics", uint64(o.NICs)), number("samples", o.Samples), number("sample-bytes", o.SampleBytes),
 		number("burst", o.Burst), number("burst-bytes", o.BurstBytes), number("bursts", uint64(o.Bursts)),
