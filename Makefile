@@ -1,5 +1,9 @@
 # Every target works with Go, bash, make and git alone. CI runs these same
 # targets, so that flags live in one place.
+#
+# TAGS are the fabrics behind cgo that are compiled in, as libfabric,verbs. Those
+# whose headers a C compiler finds are, unless TAGS is given: `make TAGS= test` is
+# the pure Go build.
 
 GO        ?= go
 BIN       := bin/moerail
@@ -10,31 +14,60 @@ ROUTING   := testdata/routing/olmoe-1b-7b_book.u8
 # The published job: OLMoE-1B-7B, routing of its layer 7, 8 ranks, 128 tokens each.
 RUN_FLAGS := --ranks 8 --experts 64 --top-k 8 --hidden 2048 --tokens 128 --dtype bf16 --out-dtype bf16 --routing $(ROUTING):7
 
-# Nothing here is cgo, and one setting lets all targets share what is compiled.
-# The race detector alone needs cgo, and with it a C compiler.
-export CGO_ENABLED = 0
+# finds says yes if the C compiler that cgo would use takes the header.
+cc := $(shell $(GO) env CC)
+finds = $(shell $(cc) -fsyntax-only -include $(1) -x c /dev/null >/dev/null 2>&1 && echo yes)
+comma := ,
+space := $(subst x,,x x)
+
+ifeq ($(origin TAGS),undefined)
+has_libfabric := $(call finds,rdma/fi_rma.h)
+has_verbs     := $(call finds,infiniband/verbs.h)
+TAGS := $(subst $(space),$(comma),$(strip $(if $(has_libfabric),libfabric) $(if $(has_verbs),verbs)))
+found := headers by $(cc): rdma/fi_rma.h $(or $(has_libfabric),no), infiniband/verbs.h $(or $(has_verbs),no); make setup installs what is missing
+else
+found := as given
+endif
+tagged := $(if $(TAGS),-tags $(TAGS))
+
+# A build without tags is pure Go. One setting lets all targets share what is
+# compiled; the race detector alone needs cgo, and a C compiler, whatever the tags.
+export CGO_ENABLED = $(if $(TAGS),1,0)
 race race-short: export CGO_ENABLED = 1
 
+# What the tags change: the fabrics and the command.
+FABRICS := ./internal/fabric/... ./internal/ibv/... ./transport/efa/... ./transport/verbs/... ./cmd/...
+
 .DEFAULT_GOAL := help
-.PHONY: help build run test race race-short fuzz lint bench cases mutants bench-peers clean
+.PHONY: help setup build run test test-fabrics test-hosts race race-short fuzz lint bench cases mutants bench-peers clean
 
 help: ## this text
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo 'TAGS: $(or $(TAGS),none, pure Go) ($(found))'
 
-build: ## compile the tool to bin/moerail, without cgo
-	$(GO) build -o $(BIN) ./cmd/moerail
+setup: ## install a C compiler, libfabric and libibverbs with their headers (Debian, as root), where missing
+	bash tools/setup.sh
+
+build: ## compile the tool to bin/moerail, with the fabrics whose headers are here
+	$(GO) build $(tagged) -o $(BIN) ./cmd/moerail
 
 run: build ## run and verify rounds of real OLMoE routing on 8 ranks in one process
 	$(BIN) run $(RUN_FLAGS)
 
 test: ## every test
-	$(GO) test -shuffle=on ./...
+	$(GO) test $(tagged) -shuffle=on ./...
+
+test-fabrics: ## the tests of what the tags change: the fabrics behind cgo, and the command
+	$(GO) test $(tagged) -shuffle=on $(FABRICS)
+
+test-hosts: ## ranks on two "hosts": network namespaces with a link between them (as root, needs ip; tc for delay and loss)
+	MOERAIL_TEST_HOSTS=1 $(GO) test $(tagged) -count=1 -v -run '^TestTwoHosts' ./cmd/moerail
 
 race: ## every test under the race detector (needs a C compiler)
-	$(GO) test -race -shuffle=on -timeout 30m ./...
+	$(GO) test $(tagged) -race -shuffle=on -timeout 30m ./...
 
 race-short: ## the short tests under the race detector, as CI does
-	$(GO) test -race -short -shuffle=on -timeout 15m ./...
+	$(GO) test $(tagged) -race -short -shuffle=on -timeout 15m ./...
 
 fuzz: ## every fuzz target for FUZZTIME (10s) each
 	@set -e; for pkg in $$($(GO) list ./...); do \
@@ -42,10 +75,12 @@ fuzz: ## every fuzz target for FUZZTIME (10s) each
 	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg; \
 	  done; done
 
-lint: ## gofmt, go vet, staticcheck, and whether go.mod is tidy
+lint: ## gofmt, go vet and staticcheck without and with the tags, and whether go.mod is tidy
 	@out="$$(gofmt -l $$(git ls-files '*.go'))"; if [ -n "$$out" ]; then echo "not gofmt'ed:"; echo "$$out"; exit 1; fi
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
+	$(if $(TAGS),$(GO) vet $(tagged) $(FABRICS))
+	$(if $(TAGS),$(GO) tool staticcheck $(tagged) $(FABRICS))
 	$(GO) mod tidy -diff
 
 bench: ## every benchmark for BENCHTIME (1s) each

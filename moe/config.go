@@ -46,9 +46,10 @@ type Config struct {
 	Imms *peergroup.ImmSpace
 
 	// Engine is used and left open. Without it one is made over Provider's NICs
-	// and closed with the communicator. *local*, but for the number of NICs
+	// and closed with the communicator. *local*, but for the number of NICs and the
+	// name of the provider
 	Engine       *engine.Engine
-	Provider     transport.Provider
+	Provider     transport.Provider     // ranks must have one of the same name
 	NICs         []string               // 1 to 4 names to open
 	DomainConfig transport.DomainConfig // *local*
 	CPUs         []int                  // *local*; the worker is pinned to the first; nil leaves it to the scheduler
@@ -164,6 +165,7 @@ func (c *Config) numNICs() int {
 func (c *Config) agreed() []peergroup.Param {
 	var out []peergroup.Param
 	add := func(name string, v any) { out = append(out, peergroup.Param{Name: name, Value: fmt.Sprint(v)}) }
+	add("fabric", c.fabricName())
 	add("experts", c.NumExperts)
 	add("top_k", c.TopK)
 	add("hidden", c.Hidden)

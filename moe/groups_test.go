@@ -210,11 +210,17 @@ func TestAFailureStaysWithItsCommunicator(t *testing.T) {
 	}
 }
 
+// renamed is a provider of another fabric.
+type renamed struct{ transport.Provider }
+
+func (renamed) Name() string { return "another fabric" }
+
 // TestRanksMustAgree: EP-33. A disagreement on any field fails New on every rank
 // and names the field and the ranks.
 func TestRanksMustAgree(t *testing.T) {
 	base := Config{NumExperts: 8, TopK: 2, Hidden: 24, MaxTokens: 8, SetupDeadline: 20 * time.Second}
 	edits := map[string]func(*Config){
+		"fabric":  func(c *Config) { c.Provider = renamed{c.Provider} },
 		"experts": func(c *Config) { c.NumExperts++ }, "top_k": func(c *Config) { c.TopK++ },
 		"hidden": func(c *Config) { c.Hidden++ }, "max_tokens": func(c *Config) { c.MaxTokens++ },
 		"dtype":       func(c *Config) { c.DType, c.InDType = BF16, FP32 },

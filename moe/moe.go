@@ -99,11 +99,16 @@ func (c *Communicator) Paths() []Path {
 	return out
 }
 
+// fabricName is the provider's name, which the ranks agree on: an address of one
+// fabric means nothing to another.
 func (c *Config) fabricName() string {
-	if c.Provider != nil {
+	switch {
+	case c.Engine != nil:
+		return c.Engine.Fabric()
+	case c.Provider != nil:
 		return c.Provider.Name()
 	}
-	return "fabric"
+	return "none"
 }
 
 // fail makes err the communicator's error, if it is the first, and ends every

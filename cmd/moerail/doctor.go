@@ -20,15 +20,18 @@ func newDoctor() *cobra.Command {
 		Short: "Say what this machine and this build can do, and how to mend what they cannot",
 		Args:  cobra.NoArgs,
 		Long: `Lists the fabrics and devices of this build, what the machine gives them, and
-the limits in force; each problem with its remedy.
+the limits in force; each problem with its remedy. Of libfabric and libibverbs
+it says which library was found, and of each provider or device what it can do;
+the JSON document has all of it.
 
 The exit code is 1 if something is broken that this build needs.`,
 		Example: "  moerail doctor\n  moerail doctor --json",
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		found := machine.Examine()
 		d := diagnosis{Format: "moerail-doctor/1", Version: version(), Machine: machine.Describe(),
-			Findings: machine.Examine(), Limits: machine.Limits()}
+			Findings: found.Findings, Libfabric: found.Libfabric, Verbs: found.Verbs, Limits: machine.Limits()}
 		if asJSON {
 			out, err := json.Marshal(d)
 			if err != nil {
@@ -50,11 +53,13 @@ The exit code is 1 if something is broken that this build needs.`,
 
 // diagnosis is the JSON document of doctor.
 type diagnosis struct {
-	Format   string            `json:"format"`
-	Version  string            `json:"version"`
-	Machine  machine.Info      `json:"machine"`
-	Findings []machine.Finding `json:"findings"`
-	Limits   []machine.Limit   `json:"limits"`
+	Format    string            `json:"format"`
+	Version   string            `json:"version"`
+	Machine   machine.Info      `json:"machine"`
+	Findings  []machine.Finding `json:"findings"`
+	Libfabric machine.Libfabric `json:"libfabric"`
+	Verbs     machine.Verbs     `json:"verbs"`
+	Limits    []machine.Limit   `json:"limits"`
 }
 
 func (d *diagnosis) print(w io.Writer) {

@@ -19,13 +19,14 @@ func newExec() *cobra.Command {
 		Use:   "exec CASE.json",
 		Short: "Carry out one explicit case and print exact results",
 		Args:  cobra.ExactArgs(1),
-		Long: `Carries out a moerail-case/1 file, every rank in this process over the loopback
-fabric, and prints a moerail-result/1 document. "-" reads standard input.
+		Long: `Carries out a moerail-case/1 file, every rank in this process over the case's
+fabric, loopback where it names none, and prints a moerail-result/1 document.
+"-" reads standard input.
 
 The exit code is 0 when the case was carried out, whatever its rounds say, and 2
 when the file is bad or asks for what is not there: the faults seed, reorder,
-delay_us and pause are. Rounds go over the slots round-robin, as many in flight as
-there are slots.`,
+delay_us and pause are, reorder and delay_us over loopback alone. Rounds go over
+the slots round-robin, as many in flight as there are slots.`,
 		Example: `  moerail exec testdata/cases/ep05_same_expert_twice.json
   generate-a-case | moerail exec -`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -156,7 +156,7 @@ func TestBadCases(t *testing.T) {
 		"out of range":       {tinyCase + `,"deadline_ms":-1}`, "deadline_ms"},
 		"trailing":           {tinyCase + `} {}`, "follows"},
 		"fault not yet":      {tinyCase + `,"faults":{"kill":[{"rank":0,"round":0,"phase":"experts"}]}}`, "faults.kill: not yet"},
-		"fabric not yet":     {tinyCase + `,"fabric":"verbs"}`, "fabric: verbs: not yet"},
+		"no such fabric":     {tinyCase + `,"fabric":"libfabric:no-such-provider"}`, "fabric: libfabric:no-such-provider: "},
 		"masks not yet":      {tinyCase + `,"on_failure":"mask"}`, "on_failure: mask: not yet"},
 		"beyond the runtime": {tinyCase + `,"nics":5}`, "NICs is 5, want 1 to 4"},
 		"huge":               {`{"format":"moerail-case/1","pad":"` + strings.Repeat("x", 17<<20) + `"}`, "more than"},

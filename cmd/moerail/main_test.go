@@ -57,6 +57,7 @@ func moerail(t *testing.T, stdin string, args ...string) (code int, stdout, stde
 func TestHelpIsGolden(t *testing.T) {
 	for name, args := range map[string][]string{
 		"moerail": {"--help"}, "run": {"run", "--help"}, "exec": {"exec", "--help"}, "doctor": {"doctor", "--help"},
+		"bench": {"bench", "--help"}, "bench_write": {"bench", "write", "--help"},
 		"topo": {"topo", "--help"},
 	} {
 		code, out, errs := moerail(t, "", args...)
@@ -87,7 +88,19 @@ func TestBadArguments(t *testing.T) {
 		says string
 	}{
 		{[]string{"frobnicate"}, "frobnicate"},
-		{[]string{"bench"}, "bench"},
+		{[]string{"bench"}, "bench: name what to measure: write"},
+		{[]string{"bench", "reads"}, `bench: there is no "reads", want write`},
+		{[]string{"bench", "write", "more"}, "moerail bench write: unknown command \"more\""},
+		{[]string{"bench", "write", "--sizes", "8,none"}, `--sizes entry 1 is "none"`},
+		{[]string{"bench", "write", "--sizes", "0"}, "--sizes has 0 bytes"},
+		{[]string{"bench", "write", "--level", "card"}, `--level is "card", want one of [engine worker domain]`},
+		{[]string{"bench", "write", "--launch", "both"}, `--launch is "both"`},
+		{[]string{"bench", "write", "--cpus", "0"}, `--cpus is "0", want the cores of 2 ranks`},
+		{[]string{"bench", "write", "--cpus", "0,x"}, `--cpus of rank 1 is "x"`},
+		{[]string{"bench", "write", "--cpus", "1023,1022", "--sizes", "8"}, "--cpus [102"},
+		{[]string{"bench", "write", "--fabric", "loopback"}, "--fabric loopback: joins ranks of one process"},
+		{[]string{"bench", "write", "--fabric", "libfabric:no-such-provider"}, "--fabric libfabric:no-such-provider: "},
+		{[]string{"bench", "write", "--launch", "env"}, "RANK is not set"},
 		{[]string{"run", "--frobnicate"}, "--frobnicate"},
 		{[]string{"run", "extra"}, "extra"},
 		{[]string{"run", "--ranks", "none"}, "--ranks"},
@@ -95,9 +108,10 @@ func TestBadArguments(t *testing.T) {
 		{[]string{"run", "--tokens", "1,x"}, "entry 1 is \"x\""},
 		{[]string{"run", "--tokens", "1,2"}, "--tokens names 2 ranks, there are 8"},
 		{[]string{"run", "--deadline", "soon"}, "--deadline"},
-		{[]string{"run", "--fabric", "verbs"}, "verbs is not in this build"},
-		{[]string{"run", "--fabric", "libfabric:tcp"}, "libfabric:tcp is not in this build"},
-		{[]string{"run", "--fabric", "loopback", "--launch", "processes"}, "loopback joins ranks of one process"},
+		{[]string{"run", "--fabric", "ib"}, `"ib": is no fabric, want auto`},
+		{[]string{"run", "--fabric", "libfabric:"}, "names no provider"},
+		{[]string{"run", "--fabric", "libfabric:no-such-provider"}, "--fabric libfabric:no-such-provider: "},
+		{[]string{"run", "--fabric", "loopback", "--launch", "processes"}, "--fabric loopback: joins ranks of one process"},
 		{[]string{"run", "--device", "cuda"}, "cuda is not in this build"},
 		{[]string{"run", "--routing", "testdata/none.u8:7"}, "testdata/manifest.json"},
 		{[]string{"run", "--placement", "testdata/none.json"}, "none.json"},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"moerail/cmd/moerail/internal/fabrics"
 	"moerail/cmd/moerail/internal/rounds"
 )
 
@@ -31,7 +32,16 @@ definition, and prints the time of each phase and what crossed the fabric.
 A round is one micro-batch; with --slots 2 two are in flight together. A phase
 takes as long as its slowest rank. Experts, checks and the barriers around them
 are not in any time. fp8 rows are quantised by the runtime, one scale for 128
-values. Only rank 0 prints with --launch env.`,
+values. Only rank 0 prints with --launch env.
+
+--fabric auto is the best NIC found (EFA, then RDMA through verbs), else shm
+between processes and loopback inside one; libfabric:PROVIDER is one of libfabric's,
+such as libfabric:tcp. libfabric's TCP goes by the interface that leads to rank 0,
+which is loopback where this command starts all ranks. ` + fabrics.EnvNICs + ` in the
+environment names others: an interface (eth0) or, for verbs, devices
+(mlx5_0:1,mlx5_1); ` + fabrics.EnvGID + ` is an entry of a RoCE port's table.
+libfabric's own variables, FI_TCP_IFACE say, do what they always do. "moerail
+doctor" lists what there is.`,
 		Example: `  # 8 ranks in this process, DeepSeek-V3's shape, drawn routing
   moerail run
 
@@ -62,7 +72,7 @@ values. Only rank 0 prints with --launch env.`,
 	f.IntVar(&o.Rounds, "rounds", o.Rounds, "measured rounds, rounded up to a multiple of --slots")
 	f.IntVar(&o.Warmup, "warmup", o.Warmup, "rounds before them")
 	f.Uint64Var(&o.Seed, "seed", o.Seed, "seed of tokens, weights and drawn routing")
-	f.StringVar(&o.Fabric, "fabric", o.Fabric, "auto, loopback, shm, verbs, efa or libfabric:PROVIDER")
+	f.StringVar(&o.Fabric, "fabric", o.Fabric, fabrics.Words)
 	f.StringVar(&o.Device, "device", o.Device, "auto, host or cuda")
 	f.StringVar(&o.Launch, "launch", o.Launch, "inproc (ranks are goroutines), processes (one for each rank), or env (this process is one rank)")
 	f.DurationVar(&deadline, "deadline", deadline, "longest wait of a phase")
@@ -134,15 +144,16 @@ func launch(ctx context.Context, o *rounds.Options, asJSON bool) (*rounds.Report
 }
 
 func oneRank(ctx context.Context, o *rounds.Options, bar *progress) (*rounds.Report, error) {
-	g, err := rounds.Join(ctx, os.Getenv)
+	seat, err := rounds.Join(ctx, os.Getenv)
 	if err != nil {
 		return nil, err
 	}
+	g := seat.Group
 	defer g.Close()
 	if g.Rank() != 0 {
 		bar = nil
 	}
-	results, own, err := rounds.OneRank(ctx, o, g, bar.callback())
+	results, own, err := rounds.OneRank(ctx, o, seat, bar.callback())
 	if err != nil {
 		return nil, err
 	}

@@ -50,10 +50,29 @@ func Limits() []Limit {
 	}
 }
 
-// Examine looks at everything, in the order of the list that people see.
-func Examine() []Finding {
-	return []Finding{loopbackFabric(), shmFabric(), memfd(), absentFabric("verbs", "libibverbs"), absentFabric("libfabric", "libfabric"),
-		hostDevice(), absentFabric("cuda", "the CUDA driver"), cores(), lockedMemory(), hugePages(), openFiles()}
+// Report is everything that doctor looked at.
+type Report struct {
+	Findings  []Finding // in the order of the list that people see
+	Libfabric Libfabric
+	Verbs     Verbs
+}
+
+// Examine looks at everything.
+func Examine() Report {
+	r := Report{Libfabric: ExamineLibfabric(), Verbs: ExamineVerbs()}
+	add := func(f ...Finding) { r.Findings = append(r.Findings, f...) }
+	kernel := rdmaDevices("/")
+	add(loopbackFabric(), shmFabric(), memfd())
+	add(r.Verbs.findings(kernel)...)
+	add(r.Libfabric.findings(tryLibfabric)...)
+	add(hostDevice(), cuda(), cores())
+	if limit, err := lockedLimit(); err != nil {
+		add(Finding{"locked memory", Poor, err.Error(), "allow getrlimit in the container's seccomp profile"})
+	} else {
+		add(lockedMemory(limit, kernel.State != Absent))
+	}
+	add(hugePages(), openFiles())
+	return r
 }
 
 func broken(name string, err error, remedy string) Finding {
@@ -112,12 +131,8 @@ func memfd() Finding {
 	return Finding{"memfd", OK, "shared memory can be made and mapped", ""}
 }
 
-func absentFabric(name, needs string) Finding {
-	kind := "fabric "
-	if name == "cuda" {
-		kind = "device "
-	}
-	return Finding{kind + name, Absent, "not in this build", "none yet: a build with " + needs + " is to come"}
+func cuda() Finding {
+	return Finding{"device cuda", Absent, "not in this build", "none yet: a build with the CUDA driver is to come"}
 }
 
 func hostDevice() Finding {
@@ -149,20 +164,6 @@ func bytesText(n uint64) string {
 
 // wantLocked is what registering the buffers of a modest run pins.
 const wantLocked = 1 << 30
-
-func lockedMemory() Finding {
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil {
-		return Finding{"locked memory", Poor, err.Error(), ""}
-	}
-	f := Finding{"locked memory", OK, "limit " + bytesText(l.Cur), ""}
-	if l.Cur < wantLocked {
-		f.State = Poor
-		f.Found += "; enough for loopback and shm, which lock nothing"
-		f.Remedy = "for NICs: ulimit -l unlimited, or memlock in limits.conf, or --ulimit memlock=-1 for a container"
-	}
-	return f
-}
 
 func hugePages() Finding {
 	const file = "/sys/kernel/mm/transparent_hugepage/enabled"

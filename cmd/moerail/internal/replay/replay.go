@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"time"
 
+	"moerail/cmd/moerail/internal/fabrics"
 	"moerail/internal/casefile"
 	"moerail/moe"
 	"moerail/peergroup"
+	"moerail/transport"
 	"moerail/transport/loopback"
 )
 
@@ -47,7 +50,7 @@ func Run(ctx context.Context, c *casefile.Case) (res *casefile.Result, arrivals 
 	for _, f := range c.Faults.Pause {
 		p.limit += f.Length
 	}
-	if p.fabric, err = loopback.New(p.fabricConfig()); err != nil {
+	if err := p.openFabric(ctx); err != nil {
 		return nil, nil, err
 	}
 	for i := range p.ranks {
@@ -79,9 +82,6 @@ func Run(ctx context.Context, c *casefile.Case) (res *casefile.Result, arrivals 
 }
 
 func check(c *casefile.Case) error {
-	if c.Fabric != "loopback" && c.Fabric != "auto" {
-		return &CaseError{"fabric", fmt.Sprintf("%s: not yet, cases run over loopback", c.Fabric)}
-	}
 	if keys := c.Faults.Unsupported(supported...); len(keys) > 0 {
 		return &CaseError{"faults." + keys[0], "not yet, faults can be " + strings.Join(supported, ", ")}
 	}
@@ -94,7 +94,8 @@ func check(c *casefile.Case) error {
 // play is one case under way.
 type play struct {
 	c      *casefile.Case
-	fabric *loopback.Fabric
+	fabric *loopback.Fabric // nil over any other
+	set    *fabrics.Set     // that other
 	groups []peergroup.Group
 	ranks  []*player
 	inputs [][]casefile.RankInput // by round
@@ -102,6 +103,51 @@ type play struct {
 
 	mu       sync.Mutex
 	arrivals []string // guarded by mu
+}
+
+// openFabric opens the case's fabric, all ranks in this process. Only loopback
+// disturbs what it carries, so auto is that where the case wants disturbance.
+func (p *play) openFabric(ctx context.Context) (err error) {
+	f := &p.c.Faults
+	name := p.c.Fabric
+	disturbs := f.Reorder || f.DelayMax > 0
+	if name == "auto" && disturbs {
+		name = "loopback"
+	}
+	if name, err = fabrics.Resolve(name, true); err != nil {
+		return &CaseError{"fabric", err.Error()}
+	}
+	if name == "loopback" {
+		p.fabric, err = loopback.New(p.fabricConfig())
+		return err
+	}
+	if disturbs {
+		return &CaseError{"faults", fmt.Sprintf("reorder and delay_us are for the loopback fabric, this case's is %s", name)}
+	}
+	cfg := fabrics.Config{Fabric: name, Getenv: os.Getenv}
+	for i := range p.ranks {
+		cfg.NICs = max(cfg.NICs, p.c.RankParams(i).NICs)
+	}
+	if p.set, err = fabrics.Open(ctx, cfg); err != nil {
+		return &CaseError{"fabric", err.Error()}
+	}
+	return nil
+}
+
+// provider is rank i's, and nics the first n of its NICs.
+func (p *play) provider(i, n int) (provider transport.Provider, nics []string) {
+	if p.set != nil {
+		nics = p.set.NICs(i)
+		return p.set.Provider(i), nics[:n]
+	}
+	node := i
+	if p.c.RanksPerNode > 0 {
+		node = i / p.c.RanksPerNode
+	}
+	for n := range n {
+		nics = append(nics, fmt.Sprintf("lo%d", n))
+	}
+	return p.fabric.Process(fmt.Sprintf("rank%d", i), fmt.Sprintf("node%d", node)), nics
 }
 
 // reorderPacket is into what pieces payloads are cut when deliveries are
@@ -220,12 +266,9 @@ func (p *play) watch(ctx context.Context, done <-chan struct{}) error {
 func (p *play) config(i int) moe.Config {
 	c := p.c
 	par := c.RankParams(i)
-	node := i
-	if c.RanksPerNode > 0 {
-		node = i / c.RanksPerNode
-	}
+	provider, nics := p.provider(i, par.NICs)
 	cfg := moe.Config{
-		Group: p.groups[i], Provider: p.fabric.Process(fmt.Sprintf("rank%d", i), fmt.Sprintf("node%d", node)),
+		Group: p.groups[i], Provider: provider, NICs: nics,
 		NumExperts: par.Experts, TopK: par.TopK, Hidden: par.Hidden, MaxTokens: par.MaxTokens,
 		ScaleBlock: par.ScaleBlock, ExpertAlignment: par.ExpertAlignment,
 		ReduceAtHome: par.Reduce == "home", IgnoreWeights: !par.ApplyWeights,
@@ -241,8 +284,5 @@ func (p *play) config(i int) moe.Config {
 		cfg.InDType = moe.FP32 // quantised by the runtime
 	}
 	cfg.DomainConfig.MaxSend = par.SendDepth
-	for n := range par.NICs {
-		cfg.NICs = append(cfg.NICs, fmt.Sprintf("lo%d", n))
-	}
 	return cfg
 }

@@ -30,7 +30,7 @@ func decode(t *testing.T, extra string) *casefile.Case {
 func TestVariantsAgree(t *testing.T) {
 	for _, extra := range []string{
 		``, `,"slots":2`, `,"slots":3`, `,"layout":"batched"`, `,"layout":"rows"`, `,"nics":4`, `,"ranks_per_node":2`, `,"window_rows":1`,
-		`,"fabric":"auto"`, `,"send_depth":2`,
+		`,"fabric":"auto"`, `,"send_depth":2`, `,"fabric":"shm"`, `,"fabric":"shm","nics":2,"slots":2`, `,"fabric":"shm","ranks_per_node":2`,
 		`,"faults":{"seed":3,"reorder":true,"delay_us":[0,300]}`,
 		`,"slots":2,"faults":{"seed":4,"reorder":true,"delay_us":[0,300],"pause":[{"rank":1,"round":3,"phase":"experts","ms":20}]}`,
 	} {
@@ -47,7 +47,8 @@ func TestVariantsAgree(t *testing.T) {
 
 func TestNotYet(t *testing.T) {
 	for extra, path := range map[string]string{
-		`,"fabric":"shm"`:                                        "fabric",
+		`,"fabric":"shm","faults":{"seed":1,"reorder":true}`:     "faults",
+		`,"fabric":"libfabric:no-such-provider"`:                 "fabric",
 		`,"on_failure":"mask"`:                                   "on_failure",
 		`,"faults":{"absent":[1]}`:                               "faults.absent",
 		`,"faults":{"partition":[[0],[1]]}`:                      "faults.partition",

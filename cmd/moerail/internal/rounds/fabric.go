@@ -1,66 +1,78 @@
 package rounds
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"strings"
+	"os"
 
-	"moerail/transport"
-	"moerail/transport/loopback"
-	"moerail/transport/shm"
+	"moerail/cmd/moerail/internal/fabrics"
+	"moerail/peergroup"
 )
 
 // resolveFabric replaces auto and refuses what this build or launch has not.
 func (o *Options) resolveFabric() error {
-	switch {
-	case o.Fabric == "auto" && o.Launch == "inproc":
-		o.Fabric = "loopback"
-	case o.Fabric == "auto":
-		o.Fabric = "shm"
-	case o.Fabric == "loopback" && o.Launch != "inproc":
-		return &OptionError{"fabric", "loopback joins ranks of one process; with --launch " + o.Launch + " use shm"}
-	case o.Fabric == "loopback", o.Fabric == "shm":
-	case o.Fabric == "verbs", o.Fabric == "efa", strings.HasPrefix(o.Fabric, "libfabric:"):
-		return &OptionError{"fabric", o.Fabric + " is not in this build, which has loopback and shm"}
-	default:
-		return &OptionError{"fabric", fmt.Sprintf("is %q, want auto, loopback, shm, verbs, efa or libfabric:PROVIDER", o.Fabric)}
+	name, err := fabrics.Resolve(o.Fabric, o.Launch == "inproc")
+	if err != nil {
+		return &OptionError{"fabric", err.Error()}
 	}
+	o.Fabric = name
 	return nil
 }
 
-// providers returns the provider of each rank of this process, given as a
-// function of the rank number.
-func (o *Options) providers() (func(rank int) transport.Provider, error) {
-	if o.Fabric == "shm" {
-		p, err := shm.New(shm.Config{NumNICs: o.NICs})
-		if err != nil {
-			return nil, err
+// openFabric opens the fabric for the ranks of this process; seat is nil where
+// these are all. Everything that can go wrong here is for the caller of the
+// command to mend.
+func (o *Options) openFabric(ctx context.Context, seat *Seat) (*fabrics.Set, error) {
+	cfg := fabrics.Config{Fabric: o.Fabric, NICs: o.NICs, RanksPerNode: o.RanksPerNode, Getenv: os.Getenv}
+	if seat != nil {
+		cfg.Toward, cfg.LocalRank = seat.Addr, seat.LocalRank
+	}
+	set, err := fabrics.Open(ctx, cfg)
+	if err != nil {
+		return nil, &OptionError{"fabric", err.Error()}
+	}
+	return set, nil
+}
+
+// shareFabric opens the fabric on every rank of a job, or fails on every rank: one
+// that cannot have it would leave the others waiting, and so would one whose
+// provider is another, or whose interface ends at its host.
+func (o *Options) shareFabric(ctx context.Context, seat *Seat) (*fabrics.Set, error) {
+	limited, cancel := context.WithTimeout(ctx, setupDeadline)
+	defer cancel()
+	g := seat.Group
+	set, mine := o.openFabric(limited, seat)
+	said := []byte{}
+	if mine != nil {
+		said = []byte(mine.Error())
+		said = said[:min(len(said), maxReason)]
+	}
+	all, err := g.AllGather(limited, "run/fabric", said)
+	if err != nil {
+		return nil, errors.Join(mine, err)
+	}
+	if mine != nil {
+		return nil, mine
+	}
+	for p, text := range all {
+		if len(text) > 0 {
+			return nil, &OptionError{"fabric", fmt.Sprintf("cannot be had on rank %d: %s", p, text)}
 		}
-		return func(int) transport.Provider { return p }, nil
 	}
-	names := make([]string, o.NICs)
-	for i := range names {
-		names[i] = fmt.Sprintf("lo%d", i)
+	err = peergroup.Agree(limited, g, "run/fabric", []peergroup.Param{
+		{Name: "fabric", Value: set.Name()},
+		{Name: "reach of the interface", Value: set.Reach()},
+	})
+	var mismatch *peergroup.MismatchError
+	if errors.As(err, &mismatch) && len(mismatch.Fields) == 1 && mismatch.Fields[0].Name != "fabric" {
+		err = fmt.Errorf("%w; remedy: let MASTER_ADDR be an address that every host reaches by its network, or name the interface in %s", err, fabrics.EnvNICs)
 	}
-	f, err := loopback.New(loopback.Config{NICs: names})
 	if err != nil {
 		return nil, err
 	}
-	return func(rank int) transport.Provider {
-		// Ranks of one node, and only those, map each other's memory.
-		node := rank
-		if o.RanksPerNode > 0 {
-			node = rank / o.RanksPerNode
-		}
-		return f.Process(fmt.Sprintf("rank%d", rank), fmt.Sprintf("node%d", node))
-	}, nil
+	return set, nil
 }
 
-func nicNames(p transport.Provider, n int) []string {
-	var names []string
-	for _, nic := range p.NICs() {
-		if len(names) < n {
-			names = append(names, nic.Name)
-		}
-	}
-	return names
-}
+// maxReason bounds what one rank tells the others of why it cannot go on.
+const maxReason = 4096

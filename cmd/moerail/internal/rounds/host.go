@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"os"
 
+	"moerail/cmd/moerail/internal/fabrics"
 	"moerail/peergroup"
 )
 
 // sameHost refuses a job over several hosts when the fabric ends at one. Hosts
 // are told apart by their kernel's boot id.
 func sameHost(ctx context.Context, o *Options, g peergroup.Group) error {
-	if o.Fabric != "shm" {
+	if !fabrics.OneHost(o.Fabric) {
 		return nil
 	}
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -27,7 +28,7 @@ func sameHost(ctx context.Context, o *Options, g peergroup.Group) error {
 	}
 	for p, other := range all {
 		if len(id) > 0 && len(other) > 0 && !bytes.Equal(id, other) {
-			return fmt.Errorf("rank %d is on another host than rank %d: --fabric shm joins processes of one host, and this build has no fabric between hosts", p, g.Rank())
+			return fmt.Errorf("rank %d is on another host than rank %d: --fabric %s joins processes of one host; between hosts use efa, verbs or libfabric:tcp", p, g.Rank(), o.Fabric)
 		}
 	}
 	return nil

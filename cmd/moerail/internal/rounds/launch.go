@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"moerail/cmd/moerail/internal/fabrics"
 	"moerail/moe"
 	"moerail/peergroup"
-	"moerail/transport"
 	"moerail/transport/engine"
 )
 
@@ -35,7 +35,7 @@ func inProcess(ctx context.Context, o *Options, progress Progress, tamper func(*
 	if err != nil {
 		return nil, err
 	}
-	provider, err := o.providers()
+	set, err := o.openFabric(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func inProcess(ctx context.Context, o *Options, progress Progress, tamper func(*
 
 	ranks := make([]*rank, o.Ranks)
 	errs := each(o.Ranks, func(p int) (err error) {
-		ranks[p], err = open(ctx, o, m, groups[p], provider(p), b.wait)
+		ranks[p], err = open(ctx, o, m, groups[p], set, b.wait)
 		return err
 	})
 	defer each(o.Ranks, func(p int) error {
@@ -80,10 +80,11 @@ func inProcess(ctx context.Context, o *Options, progress Progress, tamper func(*
 	return results, nil
 }
 
-// OneRank makes this process rank g.Rank() and returns all results on rank 0,
+// OneRank makes this process the rank of its seat and returns all results on rank 0,
 // nil elsewhere; own is why this rank's own rounds failed or were wrong. err is
 // about set-up or about handing in the results.
-func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progress) (results []*RankResult, own, err error) {
+func OneRank(ctx context.Context, o *Options, seat *Seat, progress Progress) (results []*RankResult, own, err error) {
+	g := seat.Group
 	if err := agree(ctx, o, g); err != nil {
 		return nil, nil, err
 	}
@@ -94,11 +95,11 @@ func OneRank(ctx context.Context, o *Options, g peergroup.Group, progress Progre
 	if err := sameHost(ctx, o, g); err != nil {
 		return nil, nil, err
 	}
-	provider, err := o.providers()
+	set, err := o.shareFabric(ctx, seat)
 	if err != nil {
 		return nil, nil, err
 	}
-	r, err := open(ctx, o, m, g, provider(g.Rank()), nil)
+	r, err := open(ctx, o, m, g, set, nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -165,9 +166,9 @@ func settle(ranks int) {
 }
 
 // open makes a rank's communicator and everything its loop needs.
-func open(ctx context.Context, o *Options, m *model, g peergroup.Group, p transport.Provider, barrier func() error) (*rank, error) {
+func open(ctx context.Context, o *Options, m *model, g peergroup.Group, set *fabrics.Set, barrier func() error) (*rank, error) {
 	cfg := o.config(m)
-	cfg.Group, cfg.Provider, cfg.NICs = g, p, nicNames(p, o.NICs)
+	cfg.Group, cfg.Provider, cfg.NICs = g, set.Provider(g.Rank()), set.NICs(g.Rank())
 	o.shareCores(&cfg)
 	c, err := moe.New(ctx, cfg)
 	if err != nil {

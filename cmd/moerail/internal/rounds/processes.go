@@ -3,8 +3,6 @@ package rounds
 import (
 	"bufio"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,11 +13,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"moerail/cmd/moerail/internal/fabrics"
 	"moerail/peergroup"
 )
 
@@ -51,54 +49,23 @@ func (e *ChildError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, 
 // When a child fails the others have their own deadlines to notice by
 // themselves and say so; then they are killed.
 func Processes(ctx context.Context, program string, o *Options) (*Report, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	// What is sure to fail in every child fails here once, in one line.
+	if _, err := o.openFabric(ctx, nil); err != nil {
+		return nil, err
+	}
+	out, failed, err := Spawn(ctx, Job{Program: program, Args: o.childArgs(), Ranks: o.Ranks, Grace: childGrace + 2*time.Duration(o.Deadline)})
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous: %w", err)
-	}
-	defer listener.Close()
-	inherited, err := listener.(*net.TCPListener).File()
-	if err != nil {
-		return nil, fmt.Errorf("rendezvous: %w", err)
-	}
-	defer inherited.Close()
-	secret := make([]byte, 16)
-	rand.Read(secret)
-
-	running, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var out strings.Builder
-	children := make([]*child, o.Ranks)
-	for p := range children {
-		children[p] = &child{rank: p}
-		cmd := exec.CommandContext(running, program, o.childArgs()...)
-		cmd.Env = append(cleanEnv(os.Environ()),
-			"RANK="+strconv.Itoa(p), "LOCAL_RANK="+strconv.Itoa(p), "WORLD_SIZE="+strconv.Itoa(o.Ranks),
-			peergroup.EnvAddr+"="+listener.Addr().String(), peergroup.EnvSecret+"="+hex.EncodeToString(secret),
-			"GOMAXPROCS="+strconv.Itoa(max(1, runtime.NumCPU()/o.Ranks)))
-		if p == 0 {
-			cmd.Env = append(cmd.Env, envListener+"=1")
-			cmd.ExtraFiles = []*os.File{inherited}
-			cmd.Stdout = &out
-		}
-		cmd.Stderr = &children[p].said
-		// The kernel kills the child when the thread that started it ends; see wait.
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		cmd.WaitDelay = time.Second
-		children[p].cmd = cmd
-	}
-	first := waitAll(children, cancel, childGrace+2*time.Duration(o.Deadline))
-	if ctx.Err() != nil {
-		return nil, errInterrupted
+		return nil, err
 	}
 	rep := new(Report)
-	err = json.Unmarshal([]byte(out.String()), rep)
+	err = json.Unmarshal(out, rep)
 	switch {
-	case err != nil && first != nil:
-		return nil, blame(children, first)
+	case err != nil && failed != nil:
+		return nil, failed
 	case err != nil:
 		return nil, fmt.Errorf("rank 0 wrote no report: %w", err)
-	case first != nil && rep.Error == "":
-		rep.Verified, rep.Error = false, blame(children, first).Error()
+	case failed != nil && rep.Error == "":
+		rep.Verified, rep.Error = false, failed.Error()
 	}
 	rep.Config.Launch = o.Launch
 	return rep, nil
@@ -233,6 +200,8 @@ func cleanEnv(env []string) []string {
 	for _, kv := range env {
 		name, _, _ := strings.Cut(kv, "=")
 		switch {
+		case name == fabrics.EnvNICs, name == fabrics.EnvGID:
+			kept = append(kept, kv)
 		case name == "RANK", name == "LOCAL_RANK", name == "WORLD_SIZE", name == "GOMAXPROCS",
 			strings.HasPrefix(name, "MASTER_"), strings.HasPrefix(name, "OMPI_"),
 			strings.HasPrefix(name, "SLURM_"), strings.HasPrefix(name, "MOERAIL_"):
@@ -280,9 +249,16 @@ func (o *Options) params() []peergroup.Param {
 	return params
 }
 
+// Seat is a process's place in a job.
+type Seat struct {
+	Group     peergroup.Group
+	Addr      string // host:port of rank 0
+	LocalRank int    // among the ranks of its host, 0 where the launcher does not say
+}
+
 // Join makes this process the rank that its environment says. The number of
 // ranks there must be that of the run.
-func Join(ctx context.Context, getenv func(string) string) (peergroup.Group, error) {
+func Join(ctx context.Context, getenv func(string) string) (*Seat, error) {
 	cfg, err := peergroup.FromEnv(getenv)
 	if err != nil {
 		return nil, err
@@ -297,5 +273,9 @@ func Join(ctx context.Context, getenv func(string) string) (peergroup.Group, err
 			return nil, fmt.Errorf("rendezvous: inherited socket: %w", err)
 		}
 	}
-	return peergroup.JoinTCP(ctx, cfg)
+	g, err := peergroup.JoinTCP(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Seat{Group: g, Addr: cfg.Addr, LocalRank: max(cfg.LocalRank, 0)}, nil
 }

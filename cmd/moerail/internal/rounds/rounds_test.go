@@ -209,7 +209,7 @@ func TestResolveRefuses(t *testing.T) {
 		"verify":         func(o *Options) { o.Verify = "yes" },
 		"deadline":       func(o *Options) { o.Deadline = 0 },
 		"device":         func(o *Options) { o.Device = "cuda" },
-		"fabric":         func(o *Options) { o.Fabric = "libfabric:tcp" },
+		"fabric":         func(o *Options) { o.Fabric = "libfabric:" },
 		"routing":        func(o *Options) { o.Routing = "one:10" },
 		"tokens":         func(o *Options) { o.Tokens = []int{1, 2} },
 	} {

@@ -1,0 +1,164 @@
+package machine
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"moerail/transport"
+	"moerail/transport/efa"
+)
+
+// Libfabric is what doctor's JSON says of libfabric.
+type Libfabric struct {
+	Built     bool                `json:"built"`
+	Library   string              `json:"library"` // path, "" if none was opened
+	Version   string              `json:"version"`
+	Error     string              `json:"error"` // "" if nothing is wrong
+	Remedy    string              `json:"remedy"`
+	Providers []LibfabricProvider `json:"providers"`
+}
+
+// LibfabricProvider is one provider of the library.
+type LibfabricProvider struct {
+	Name       string   `json:"name"`
+	Devices    []string `json:"devices"`
+	Usable     bool     `json:"usable"` // it can carry moerail's writes
+	Error      string   `json:"error"`  // why not
+	RMA        bool     `json:"rma"`
+	ImmBytes   int      `json:"imm_bytes"`
+	Read       bool     `json:"read"`
+	Atomic     bool     `json:"atomic"`
+	Inject     int      `json:"inject_bytes"`
+	MRMode     string   `json:"mr_mode"`
+	Progress   string   `json:"progress"`
+	MaxMessage uint64   `json:"max_message_bytes"`
+	Missing    []string `json:"missing"` // each with its consequence
+}
+
+// ExamineLibfabric asks the library.
+func ExamineLibfabric() Libfabric { return describeLibfabric(efa.Built, efa.Discover()) }
+
+func describeLibfabric(built bool, d efa.Discovery) Libfabric {
+	l := Libfabric{Built: built, Library: d.Library, Version: d.Version, Error: text(d.Err), Remedy: d.Remedy,
+		Providers: []LibfabricProvider{}}
+	for _, p := range d.Providers {
+		f := p.Features
+		l.Providers = append(l.Providers, LibfabricProvider{Name: p.Name, Devices: list(p.Devices), Usable: p.Err == nil && len(p.Devices) > 0,
+			Error: text(p.Err), RMA: f.RMA, ImmBytes: f.ImmBytes, Read: f.Read, Atomic: f.Atomic, Inject: f.Inject,
+			MRMode: f.MRMode, Progress: f.Progress, MaxMessage: f.MaxMessage, Missing: list(p.Missing)})
+	}
+	return l
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// list is never nil: it is [] in JSON.
+func list(s []string) []string { return append([]string{}, s...) }
+
+const (
+	getLibfabric = "apt-get install libfabric1, or the EFA installer's libfabric in the path of the loader"
+	getEFA       = "an instance type with EFA, its driver (modprobe efa), and for a container --device /dev/infiniband"
+)
+
+// findings are the rows of libfabric in doctor's list: the library, EFA, and each
+// provider that has devices here.
+func (l *Libfabric) findings(try func(provider string) error) []Finding {
+	const name = "fabric libfabric"
+	switch {
+	case !l.Built:
+		return []Finding{{name, Absent, "not in this build", orElse(l.Remedy, efa.ErrNotBuilt.Error())}}
+	case l.Error != "":
+		return []Finding{{name, Absent, l.Error, orElse(l.Remedy, getLibfabric)}}
+	}
+	library := Finding{name, OK, fmt.Sprintf("libfabric %s, %s", l.Version, l.Library), ""}
+	var out []Finding
+	hasEFA := false
+	for i := range l.Providers {
+		p := &l.Providers[i]
+		hasEFA = hasEFA || p.Name == "efa" && len(p.Devices) > 0
+		if len(p.Devices) > 0 {
+			out = append(out, p.finding(try))
+		}
+	}
+	if len(out) == 0 {
+		library.State, library.Remedy = Poor, "bring up a network interface, loopback say: its providers have none"
+	}
+	if !hasEFA {
+		out = append([]Finding{{"fabric efa", Absent, "no EFA device", getEFA}}, out...)
+	}
+	return append([]Finding{library}, out...)
+}
+
+func (p *LibfabricProvider) finding(try func(provider string) error) Finding {
+	name := "libfabric:" + p.Name
+	if p.Name == "efa" {
+		name = "fabric efa"
+	}
+	devices := strings.Join(p.Devices, ", ")
+	if !p.Usable {
+		return Finding{name, Absent, p.Error + "; devices: " + devices, "use another provider"}
+	}
+	f := Finding{name, OK, fmt.Sprintf("devices %s; immediates of %d bytes, %d bytes inline", devices, p.ImmBytes, p.Inject), ""}
+	for _, what := range p.Missing {
+		f.Found += "; " + what
+	}
+	if try == nil || !tried(p.Name) {
+		return f
+	}
+	if err := within(openLimit, func() error { return try(p.Name) }); err != nil {
+		f.State, f.Found = Poor, fmt.Sprintf("%v; devices: %s", err, devices)
+		f.Remedy = "FI_LOG_LEVEL=warn moerail doctor shows libfabric's own messages"
+	} else {
+		f.Found += "; opened, allocated and registered"
+	}
+	return f
+}
+
+// tried says which providers doctor opens. Others of the library are listed, but
+// some end the process that opens them.
+func tried(provider string) bool {
+	switch provider {
+	case "efa", "tcp", "tcp;ofi_rxm", "net", "shm":
+		return true
+	}
+	return false
+}
+
+// openLimit bounds what doctor waits for a device.
+const openLimit = 10 * time.Second
+
+// within is fn's error, or one that says that it did not return. fn is then left
+// behind; doctor ends soon after.
+func within(limit time.Duration, fn func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- fn() }()
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-t.C:
+		return fmt.Errorf("did not answer within %v", limit)
+	}
+}
+
+func tryLibfabric(provider string) error {
+	p, err := efa.New(efa.Config{Provider: provider})
+	if err != nil {
+		return err
+	}
+	return opens(transport.Provider(p))
+}
+
+func orElse(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
