@@ -15,7 +15,8 @@ import (
 // is still read.
 func TestProblemsNameTheirPath(t *testing.T) {
 	const nic = "devices/pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0"
-	const port = nic + "/infiniband/mlx5_11/ports/1"
+	const mlx5_11 = nic + "/infiniband/mlx5_11"
+	const port = mlx5_11 + "/ports/1"
 	const gpu = "devices/pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:01.0/0000:14:00.0"
 	for _, c := range []struct {
 		name  string
@@ -24,14 +25,14 @@ func TestProblemsNameTheirPath(t *testing.T) {
 		at    string // path of a problem
 		says  string
 	}{
-		{"state of no kind", fake{port + "/state": "17: WARM"}, "", "class/infiniband/mlx5_11/ports/1/state", "17: WARM"},
-		{"no state", nil, port + "/state", "class/infiniband/mlx5_11/ports/1/state", "no such file"},
-		{"rate of no kind", fake{port + "/rate": "fast"}, "", "class/infiniband/mlx5_11/ports/1/rate", "fast"},
-		{"lid of no kind", fake{port + "/lid": "7"}, "", "class/infiniband/mlx5_11/ports/1/lid", `"7"`},
-		{"port that is no number", fake{nic + "/infiniband/mlx5_11/ports/x/state": "4: ACTIVE"}, "", "class/infiniband/mlx5_11/ports/x", "port"},
-		{"port 256", fake{nic + "/infiniband/mlx5_11/ports/256/state": "4: ACTIVE"}, "", "class/infiniband/mlx5_11/ports/256", "255"},
-		{"GID of no kind", fake{port + "/gids/0": "fe80"}, "", "class/infiniband/mlx5_11/ports/1/gids/0", "fe80"},
-		{"index of no kind", fake{port + "/gids/-1": "fe80"}, "", "class/infiniband/mlx5_11/ports/1/gids/-1", "index"},
+		{"state of no kind", fake{port + "/state": "17: WARM"}, "", mlx5_11 + "/ports/1/state", "17: WARM"},
+		{"no state", nil, port + "/state", mlx5_11 + "/ports/1/state", "no such file"},
+		{"rate of no kind", fake{port + "/rate": "fast"}, "", mlx5_11 + "/ports/1/rate", "fast"},
+		{"lid of no kind", fake{port + "/lid": "7"}, "", mlx5_11 + "/ports/1/lid", `"7"`},
+		{"port that is no number", fake{nic + "/infiniband/mlx5_11/ports/x/state": "4: ACTIVE"}, "", mlx5_11 + "/ports/x", "port"},
+		{"port 256", fake{nic + "/infiniband/mlx5_11/ports/256/state": "4: ACTIVE"}, "", mlx5_11 + "/ports/256", "255"},
+		{"GID of no kind", fake{port + "/gids/0": "fe80"}, "", mlx5_11 + "/ports/1/gids/0", "fe80"},
+		{"index of no kind", fake{port + "/gids/-1": "fe80"}, "", mlx5_11 + "/ports/1/gids/-1", "index"},
 		{"NUMA node of no kind", fake{nic + "/numa_node": "-2"}, "", nic + "/numa_node", "-2"},
 		{"NUMA node too large", fake{gpu + "/numa_node": "99999999999"}, "", gpu + "/numa_node", "99999999999"},
 		{"class of no kind", fake{gpu + "/class": "GPU"}, "", "bus/pci/devices/0000:14:00.0/class", "GPU"},
@@ -43,14 +44,14 @@ func TestProblemsNameTheirPath(t *testing.T) {
 		{"link out of the root", fake{"class/net/eth9": "-> ../../../../../etc"}, "", "class/net/eth9", "leaves the root"},
 		{"absolute link", fake{"class/net/eth9": "-> /etc"}, "", "class/net/eth9", "leaves the root"},
 		{"GPU link to itself", fake{"bus/pci/devices/0000:77:00.0": "-> 0000:77:00.0"}, "", "bus/pci/devices/0000:77:00.0/vendor", "links"},
-		{"attribute that is a folder", fake{port + "/state/x": ""}, port + "/state", "class/infiniband/mlx5_11/ports/1/state", "no file"},
-		{"attribute without end", fake{port + "/state": strings.Repeat("x", maxFileBytes+1)}, "", "class/infiniband/mlx5_11/ports/1/state", "more than"},
-		{"attribute out of the root", fake{port + "/state": "-> /proc/version"}, port + "/none", "class/infiniband/mlx5_11/ports/1/state", "escapes"},
+		{"attribute that is a folder", fake{port + "/state/x": ""}, port + "/state", mlx5_11 + "/ports/1/state", "no file"},
+		{"attribute without end", fake{port + "/state": strings.Repeat("x", maxFileBytes+1)}, "", mlx5_11 + "/ports/1/state", "more than"},
+		{"attribute out of the root", fake{port + "/state": "-> /proc/version"}, port + "/none", mlx5_11 + "/ports/1/state", "escapes"},
 		{"CPUs without end", fake{"devices/system/node/node0/cpulist": "0-4294967295"}, "", "devices/system/node/node0/cpulist", "4294967295"},
 		{"node without CPUs", fake{"devices/system/node/node0/distance": "10"}, "devices/system/node/node0/cpulist", "devices/system/node/node0", "cpumap"},
 		{"node of no kind", fake{"devices/system/node/node-1/cpulist": "0"}, "", "devices/system/node/node-1", "node"},
-		{"device without ports", fake{"class/infiniband/mlx5_12": "-> ../../devices/virtual/infiniband/mlx5_12", "devices/virtual/infiniband/mlx5_12/fw_ver": "1"}, "", "class/infiniband/mlx5_12/ports", "no port"},
-		{"ports that are a file", fake{"class/infiniband/mlx5_12": "-> ../../devices/virtual/infiniband/mlx5_12", "devices/virtual/infiniband/mlx5_12/ports": "1"}, "", "class/infiniband/mlx5_12/ports", ""},
+		{"device without ports", fake{"class/infiniband/mlx5_12": "-> ../../devices/virtual/infiniband/mlx5_12", "devices/virtual/infiniband/mlx5_12/fw_ver": "1"}, "", "devices/virtual/infiniband/mlx5_12/ports", "no port"},
+		{"ports that are a file", fake{"class/infiniband/mlx5_12": "-> ../../devices/virtual/infiniband/mlx5_12", "devices/virtual/infiniband/mlx5_12/ports": "1"}, "", "devices/virtual/infiniband/mlx5_12/ports", ""},
 		{"PCIe speed of no kind", fake{gpu + "/current_link_speed": "NaN GT/s PCIe", gpu + "/current_link_width": "16"}, "", "bus/pci/devices/0000:14:00.0/current_link_speed", "NaN"},
 		{"MTU of no kind", fake{"class/net/eth9": "-> ../../devices/virtual/net/eth9", "devices/virtual/net/eth9/mtu": "1e3"}, "", "class/net/eth9/mtu", "1e3"},
 	} {

@@ -63,6 +63,9 @@ func (t *tree) charDevices() map[string]string {
 	const dir = "class/infiniband_verbs"
 	out := map[string]string{}
 	for _, name := range t.names(dir) {
+		if name == "abi_version" {
+			continue // a file among the folders
+		}
 		if of := t.optional(dir + "/" + name + "/ibdev"); of != "" {
 			out[of] = name
 		}
@@ -72,13 +75,14 @@ func (t *tree) charDevices() map[string]string {
 
 func (t *tree) device(name, char string) Device {
 	p := rdmaClass + "/" + name
-	d := Device{Location: nowhere(), Name: name, CharDevice: char, Interfaces: []string{}, Ports: []Port{},
-		Firmware: t.optional(p + "/fw_ver"), NodeGUID: t.optional(p + "/node_guid")}
+	d := Device{Location: nowhere(), Name: name, CharDevice: char, Interfaces: []string{}, Ports: []Port{}}
 	real, err := t.resolve(p)
 	if err != nil {
 		t.problem(p, err)
 		return d // the name is all there is
 	}
+	p = real // fewer links to follow from here on
+	d.Firmware, d.NodeGUID = t.optional(p+"/fw_ver"), t.optional(p+"/node_guid")
 	d.Location = t.locate(real)
 	if d.PCI == "" {
 		// Old kernels keep the device itself below class; its link tells.
@@ -139,16 +143,35 @@ func (t *tree) port(p string, n int) Port {
 		}
 		port.LID = int(lid)
 	}
-	for _, entry := range t.names(p + "/gids") {
-		at := p + "/gids/" + entry
+	port.GIDs = t.gids(p)
+	return port
+}
+
+// gids reads the entries of a port's table that are in use.
+func (t *tree) gids(p string) []GID {
+	out := []GID{}
+	dir := p + "/gids"
+	table, err := t.root.OpenRoot(dir)
+	if err != nil {
+		if !missing(err) {
+			t.problem(dir, err)
+		}
+		return out
+	}
+	defer table.Close()
+	for _, entry := range t.names(dir) {
+		at := dir + "/" + entry
 		index, err := number(entry, 0, maxEntries)
 		if err != nil {
 			t.problem(at, fmt.Errorf("is no index: %w", err))
 			continue
 		}
-		text, err := t.text(at)
+		text, err := textIn(table, entry)
 		if err != nil {
 			t.problem(at, err)
+			continue
+		}
+		if text == unusedGID {
 			continue
 		}
 		a, err := gidAddress(text)
@@ -156,11 +179,11 @@ func (t *tree) port(p string, n int) Port {
 			t.problem(at, err)
 			continue
 		}
-		if a.IsUnspecified() {
-			continue // not in use
-		}
-		port.GIDs = append(port.GIDs, GID{index, t.optional(p + "/gid_attrs/types/" + entry), a, t.optional(p + "/gid_attrs/ndevs/" + entry)})
+		out = append(out, GID{index, t.optional(p + "/gid_attrs/types/" + entry), a, t.optional(p + "/gid_attrs/ndevs/" + entry)})
 	}
-	slices.SortFunc(port.GIDs, func(a, b GID) int { return cmp.Compare(a.Index, b.Index) })
-	return port
+	slices.SortFunc(out, func(a, b GID) int { return cmp.Compare(a.Index, b.Index) })
+	return out
 }
+
+// unusedGID is what the kernel shows for an entry that is not in use.
+const unusedGID = "0000:0000:0000:0000:0000:0000:0000:0000"

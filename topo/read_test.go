@@ -46,7 +46,7 @@ func TestSoftRoCE(t *testing.T) {
 		t.Fatalf("%d devices, %d interfaces", len(s.Devices), len(s.Interfaces))
 	}
 	d := s.Devices[2]
-	if d.Name != "rxe2" || !d.Software || d.PCI != "" || d.NUMA != UnknownNode || !slices.Equal(d.Interfaces, []string{"roce2"}) {
+	if d.Name != "rxe2" || d.CharDevice != "uverbs2" || !d.Software || d.PCI != "" || d.NUMA != UnknownNode || !slices.Equal(d.Interfaces, []string{"roce2"}) {
 		t.Errorf("device %+v", d)
 	}
 	p := d.Ports[0]

@@ -57,9 +57,13 @@ func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
 
 // text reads one attribute, without the space around it. The error is about the
 // file; what the text means is for the caller.
-func (t *tree) text(p string) (string, error) {
+func (t *tree) text(p string) (string, error) { return textIn(t.root, p) }
+
+// textIn is text below another folder than the root: a path is walked part by
+// part, which counts where a folder has a thousand files.
+func textIn(root *os.Root, p string) (string, error) {
 	// O_NONBLOCK: opening a pipe must not wait for a writer.
-	f, err := t.root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := root.OpenFile(p, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return "", err
 	}

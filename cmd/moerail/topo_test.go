@@ -8,28 +8,29 @@ import (
 	"testing"
 )
 
+const fakeHost = "devices/pci0000:10/0000:10:01.0/"
+
 // plantSysfs is a machine with a GPU and an active and an inactive port.
 func plantSysfs(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
-	const host = "devices/pci0000:10/0000:10:01.0/"
 	for p, holds := range map[string]string{
-		host + "0000:11:00.0/vendor": "0x10de", host + "0000:11:00.0/class": "0x030200", host + "0000:11:00.0/device": "0x2330", host + "0000:11:00.0/numa_node": "0",
-		host + "0000:12:00.0/vendor": "0x15b3", host + "0000:12:00.0/device": "0x1021", host + "0000:12:00.0/numa_node": "0",
-		host + "0000:12:00.0/infiniband/mlx5_0/ports/1/state":                         "4: ACTIVE",
-		host + "0000:12:00.0/infiniband/mlx5_0/ports/1/rate":                          "400 Gb/sec (4X NDR)",
-		host + "0000:12:00.0/infiniband/mlx5_0/ports/1/link_layer":                    "InfiniBand",
-		host + "0000:12:00.0/infiniband/mlx5_0/ports/1/lid":                           "0x12",
-		host + "0000:12:00.0/infiniband/mlx5_0/ports/1/gids/3":                        "fe80:0000:0000:0000:0000:0000:0000:0007",
-		host + "0000:12:00.0/infiniband/mlx5_0/ports/2/state":                         "1: DOWN",
-		host + "0000:12:00.0/infiniband/mlx5_0/ports/2/rate":                          "a lot",
-		"devices/system/node/node0/cpulist":                                           "0-3,8-11",
-		"devices/system/cpu/cpu0/topology/thread_siblings_list":                       "0,8",
-		"class/net/eth0 -> ../../devices/pci0000:20/0000:21:00.0/net/eth0":            "",
-		"devices/pci0000:20/0000:21:00.0/net/eth0/mtu":                                "9000",
-		"bus/pci/devices/0000:11:00.0 -> ../../../" + host + "0000:11:00.0":           "",
-		"class/infiniband/mlx5_0 -> ../../" + host + "0000:12:00.0/infiniband/mlx5_0": "",
-		host + "0000:12:00.0/infiniband/mlx5_0/device -> ../../../0000:12:00.0":       "",
+		fakeHost + "0000:11:00.0/vendor": "0x10de", fakeHost + "0000:11:00.0/class": "0x030200", fakeHost + "0000:11:00.0/device": "0x2330", fakeHost + "0000:11:00.0/numa_node": "0",
+		fakeHost + "0000:12:00.0/vendor": "0x15b3", fakeHost + "0000:12:00.0/device": "0x1021", fakeHost + "0000:12:00.0/numa_node": "0",
+		fakeHost + "0000:12:00.0/infiniband/mlx5_0/ports/1/state":                         "4: ACTIVE",
+		fakeHost + "0000:12:00.0/infiniband/mlx5_0/ports/1/rate":                          "400 Gb/sec (4X NDR)",
+		fakeHost + "0000:12:00.0/infiniband/mlx5_0/ports/1/link_layer":                    "InfiniBand",
+		fakeHost + "0000:12:00.0/infiniband/mlx5_0/ports/1/lid":                           "0x12",
+		fakeHost + "0000:12:00.0/infiniband/mlx5_0/ports/1/gids/3":                        "fe80:0000:0000:0000:0000:0000:0000:0007",
+		fakeHost + "0000:12:00.0/infiniband/mlx5_0/ports/2/state":                         "1: DOWN",
+		fakeHost + "0000:12:00.0/infiniband/mlx5_0/ports/2/rate":                          "a lot",
+		"devices/system/node/node0/cpulist":                                               "0-3,8-11",
+		"devices/system/cpu/cpu0/topology/thread_siblings_list":                           "0,8",
+		"class/net/eth0 -> ../../devices/pci0000:20/0000:21:00.0/net/eth0":                "",
+		"devices/pci0000:20/0000:21:00.0/net/eth0/mtu":                                    "9000",
+		"bus/pci/devices/0000:11:00.0 -> ../../../" + fakeHost + "0000:11:00.0":           "",
+		"class/infiniband/mlx5_0 -> ../../" + fakeHost + "0000:12:00.0/infiniband/mlx5_0": "",
+		fakeHost + "0000:12:00.0/infiniband/mlx5_0/device -> ../../../0000:12:00.0":       "",
 	} {
 		name, link, isLink := strings.Cut(p, " -> ")
 		full := filepath.Join(root, name)
@@ -56,7 +57,7 @@ func TestTopo(t *testing.T) {
 		t.Fatalf("exit code %d, said %q", code, errs)
 	}
 	for _, want := range []string{"0000:11:00.0", "mlx5_0:1", "bridge 0000:10:01.0", "400", "InfiniBand", "ACTIVE", "18", "fe80::7", "the port is DOWN, not ACTIVE",
-		"eth0", "9000", "0-3,8-11", "locked memory: limit", "problem: " + root + "/class/infiniband/mlx5_0/ports/2/rate", `"a lot"`} {
+		"eth0", "9000", "0-3,8-11", "locked memory: limit", "problem: " + root + "/" + fakeHost + "0000:12:00.0/infiniband/mlx5_0/ports/2/rate", `"a lot"`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
