@@ -165,7 +165,6 @@ func (c *Config) numNICs() int {
 func (c *Config) agreed() []peergroup.Param {
 	var out []peergroup.Param
 	add := func(name string, v any) { out = append(out, peergroup.Param{Name: name, Value: fmt.Sprint(v)}) }
-	add("fabric", c.fabricName())
 	add("experts", c.NumExperts)
 	add("top_k", c.TopK)
 	add("hidden", c.Hidden)

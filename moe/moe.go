@@ -99,16 +99,12 @@ func (c *Communicator) Paths() []Path {
 	return out
 }
 
-// fabricName is the provider's name, which the ranks agree on: an address of one
-// fabric means nothing to another.
+// fabricName is the provider's name. There is an engine or a provider.
 func (c *Config) fabricName() string {
-	switch {
-	case c.Engine != nil:
+	if c.Engine != nil {
 		return c.Engine.Fabric()
-	case c.Provider != nil:
-		return c.Provider.Name()
 	}
-	return "none"
+	return c.Provider.Name()
 }
 
 // fail makes err the communicator's error, if it is the first, and ends every

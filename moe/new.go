@@ -44,6 +44,10 @@ func New(ctx context.Context, cfg Config) (*Communicator, error) {
 	if _, err := cfg.share(ctx, "config", nil, local); err != nil {
 		return nil, err
 	}
+	// Every rank has a fabric now; an address of one means nothing to another.
+	if err := peergroup.Agree(ctx, cfg.Group, cfg.Name+"/fabric", []peergroup.Param{{Name: "fabric", Value: cfg.fabricName()}}); err != nil {
+		return nil, err
+	}
 	generation, err := peergroup.Generation(ctx, cfg.Group, cfg.Name+"/generation")
 	if err != nil {
 		return nil, err
