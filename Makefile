@@ -14,9 +14,10 @@ ROUTING   := testdata/routing/olmoe-1b-7b_book.u8
 # The published job: OLMoE-1B-7B, routing of its layer 7, 8 ranks, 128 tokens each.
 RUN_FLAGS := --ranks 8 --experts 64 --top-k 8 --hidden 2048 --tokens 128 --dtype bf16 --out-dtype bf16 --routing $(ROUTING):7
 
-# finds says yes if the C compiler that cgo would use takes the header.
+# finds says yes if a compiler that is called as cgo would takes the header.
+# CGO_CFLAGS may say where headers are that stand in no usual place.
 cc := $(shell $(GO) env CC)
-finds = $(shell $(cc) -fsyntax-only -include $(1) -x c /dev/null >/dev/null 2>&1 && echo yes)
+finds = $(shell $(cc) $$($(GO) env CGO_CFLAGS) -fsyntax-only -include $(1) -x c /dev/null >/dev/null 2>&1 && echo yes)
 comma := ,
 space := $(subst x,,x x)
 
@@ -24,7 +25,7 @@ ifeq ($(origin TAGS),undefined)
 has_libfabric := $(call finds,rdma/fi_rma.h)
 has_verbs     := $(call finds,infiniband/verbs.h)
 TAGS := $(subst $(space),$(comma),$(strip $(if $(has_libfabric),libfabric) $(if $(has_verbs),verbs)))
-found := headers by $(cc): rdma/fi_rma.h $(or $(has_libfabric),no), infiniband/verbs.h $(or $(has_verbs),no); make setup installs what is missing
+found := headers by $(cc): libfabric $(or $(has_libfabric),no), libibverbs $(or $(has_verbs),no); make setup installs what is missing
 else
 found := as given
 endif
@@ -97,3 +98,12 @@ bench-peers: build ## rounds of moerail and of Open MPI in turn (needs openmpi-b
 
 clean: ## remove what was built
 	rm -rf bin
+
+.PHONY: bench-raw bench-peers-tcp
+bench-raw: build ## writes of moerail and of raw libfabric in turn, over TCP and shared memory
+	$(MAKE) --no-print-directory -C bench/peers raw-fabric
+	$(GO) run ./bench/peers/comparewrite -fabric libfabric:tcp -out bench/results/write-tcp-$$(date +%F).json
+	$(GO) run ./bench/peers/comparewrite -fabric libfabric:shm -out bench/results/write-shm-$$(date +%F).json
+
+bench-peers-tcp: build ## rounds of moerail over libfabric's TCP and of Open MPI's in turn
+	$(GO) run ./bench/peers/compare -tokens 1,128 -turns 5 -copybw=false -transports tcp -forms libfabric:tcp -out bench/results/mpi-tcp-$$(date +%F).json

@@ -4,7 +4,8 @@
 # root. A build without them works, and has loopback and shm.
 set -euo pipefail
 
-compiles() { echo "#include <$1>" | "$(go env CC)" -x c -fsyntax-only - 2>/dev/null; }
+read -ra flags <<<"$(go env CGO_CFLAGS)"
+compiles() { "$(CGO_ENABLED=1 go env CC)" "${flags[@]}" -fsyntax-only -include "$1" -x c /dev/null 2>/dev/null; }
 
 missing=()
 compiles stdlib.h || missing+=(gcc libc6-dev)

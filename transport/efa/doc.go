@@ -1,8 +1,31 @@
-// Package efa is the transport over libfabric: AWS EFA in production, and
-// libfabric's software providers (TCP, shared memory) wherever there is none.
+// Package efa is the transport over libfabric: AWS EFA in production, and every
+// other provider of libfabric that has a reliable datagram endpoint with remote
+// memory access, such as TCP and shared memory.
 //
-// It is compiled in by the build tag libfabric, which needs cgo and libfabric's
-// headers. Without the tag every name is here too, and New and Discover say
-// that the build has none. The library itself is opened at run time, so that a
-// program with the tag starts on a machine that lacks it.
+// It is compiled with the build tag libfabric (and cgo); without it the same
+// names exist and answer ErrNotBuilt. The library itself is opened at run time.
+//
+//	Post, PostScatter, PostRecv    fill slots in C memory; nothing crosses to C
+//	Poll                           one crossing: post what was filled in, try again
+//	                               what a peer could not take, read completions
+//
+// What a provider reports is obeyed, never assumed: addresses or offsets, local
+// descriptors, who chooses keys, how wide the data beside a write is, posted
+// receives for such data. A provider that wants what is not supported is refused
+// by the name of the thing. What a provider claims and does not do is found by
+// trying it against oneself when the provider is opened (probe.go).
+//
+// Libfabric's providers do not agree on what becomes of an operation whose peer
+// is gone: an error, EAGAIN for ever, or silence. So each peer has a queue of its
+// own for what could not be posted, and a deadline of its own: a peer that owes
+// something and ends nothing for Config.ConnectTimeout is lost, and everything it
+// owes ends as StatusPeerLost. Other peers notice nothing.
+//
+// A local completion says that the buffer may be reused. Over TCP it does not
+// even say that the peer still lives: a write that the socket took has ended well.
+//
+// The domains are no transport.Waker. These providers move data only while they
+// are polled (rendezvous, acknowledgements, copies in pieces), so an owner that
+// slept until something arrived would stall its peers; the engine looks at such a
+// domain at least every PollPolicy.MaxPark.
 package efa

@@ -3,6 +3,7 @@ package fabrics
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"moerail/transport/efa"
@@ -37,7 +38,10 @@ func OneHost(fabric string) bool {
 // It fails with *Error for what this build has not and for unknown words.
 func Resolve(name string, oneProcess bool) (string, error) {
 	if name == "auto" {
-		return best(oneProcess, efa.Discover, verbs.Discover), nil
+		if !anyRDMA() { // the libraries need not even be loaded
+			return best(oneProcess, func() bool { return false }, func() verbs.Discovery { return verbs.Discovery{} }), nil
+		}
+		return best(oneProcess, efaHere, verbs.Discover), nil
 	}
 	provider, isLibfabric := strings.CutPrefix(name, libfabricPrefix)
 	switch {
@@ -57,15 +61,11 @@ func Resolve(name string, oneProcess bool) (string, error) {
 	return name, nil
 }
 
-// best is what auto stands for, given what the libraries find. Software devices
-// are never chosen: they are for tests, and slower than shm.
-func best(oneProcess bool, findEFA func() efa.Discovery, findVerbs func() verbs.Discovery) string {
-	if efa.Built {
-		for _, p := range findEFA().Providers {
-			if p.Name == "efa" && p.Err == nil && len(p.Devices) > 0 {
-				return "efa"
-			}
-		}
+// best is what auto stands for, given what is found. Software devices are never
+// chosen: they are for tests, and slower than shm.
+func best(oneProcess bool, hasEFA func() bool, findVerbs func() verbs.Discovery) string {
+	if efa.Built && hasEFA() {
+		return "efa"
 	}
 	if verbs.Built {
 		for _, d := range findVerbs().Devices {
@@ -78,6 +78,19 @@ func best(oneProcess bool, findEFA func() efa.Discovery, findVerbs func() verbs.
 		return "loopback"
 	}
 	return "shm"
+}
+
+// rdmaClass is where the kernel lists RDMA devices; those of EFA are among them.
+const rdmaClass = "/sys/class/infiniband"
+
+func anyRDMA() bool {
+	devices, err := os.ReadDir(rdmaClass)
+	return err == nil && len(devices) > 0
+}
+
+func efaHere() bool {
+	p, err := efa.New(efa.Config{Provider: "efa"})
+	return err == nil && len(p.NICs()) > 0
 }
 
 func activePort(d verbs.Device) bool {

@@ -14,6 +14,7 @@ type Libfabric struct {
 	Built     bool                `json:"built"`
 	Library   string              `json:"library"` // path, "" if none was opened
 	Version   string              `json:"version"`
+	Headers   string              `json:"headers"` // version that this build was compiled with
 	Error     string              `json:"error"` // "" if nothing is wrong
 	Remedy    string              `json:"remedy"`
 	Providers []LibfabricProvider `json:"providers"`
@@ -29,10 +30,14 @@ type LibfabricProvider struct {
 	ImmBytes   int      `json:"imm_bytes"`
 	Read       bool     `json:"read"`
 	Atomic     bool     `json:"atomic"`
-	Inject     int      `json:"inject_bytes"`
+	Tagged     bool     `json:"tagged"`
+	Inject     uint64   `json:"inject_bytes"`
+	SendQueue  uint64   `json:"send_queue"`
+	MaxMessage uint64   `json:"max_message_bytes"` // 0 is no limit
 	MRMode     string   `json:"mr_mode"`
+	AddrFormat string   `json:"addr_format"`
 	Progress   string   `json:"progress"`
-	MaxMessage uint64   `json:"max_message_bytes"`
+	Tried      bool     `json:"tried"`   // done, and not only claimed by the provider
 	Missing    []string `json:"missing"` // each with its consequence
 }
 
@@ -40,13 +45,14 @@ type LibfabricProvider struct {
 func ExamineLibfabric() Libfabric { return describeLibfabric(efa.Built, efa.Discover()) }
 
 func describeLibfabric(built bool, d efa.Discovery) Libfabric {
-	l := Libfabric{Built: built, Library: d.Library, Version: d.Version, Error: text(d.Err), Remedy: d.Remedy,
+	l := Libfabric{Built: built, Library: d.Library, Version: d.Version, Headers: d.Headers, Error: text(d.Err), Remedy: d.Remedy,
 		Providers: []LibfabricProvider{}}
 	for _, p := range d.Providers {
 		f := p.Features
 		l.Providers = append(l.Providers, LibfabricProvider{Name: p.Name, Devices: list(p.Devices), Usable: p.Err == nil && len(p.Devices) > 0,
-			Error: text(p.Err), RMA: f.RMA, ImmBytes: f.ImmBytes, Read: f.Read, Atomic: f.Atomic, Inject: f.Inject,
-			MRMode: f.MRMode, Progress: f.Progress, MaxMessage: f.MaxMessage, Missing: list(p.Missing)})
+			Error: text(p.Err), RMA: f.RMA, ImmBytes: f.ImmBytes, Read: f.Read, Atomic: f.Atomic, Tagged: f.Tagged, Inject: f.InjectBytes,
+			SendQueue: f.SendQueue, MaxMessage: f.MaxMessage, MRMode: f.MRMode, AddrFormat: f.AddrFormat, Progress: f.Progress,
+			Tried: f.Tried, Missing: list(p.Missing)})
 	}
 	return l
 }
