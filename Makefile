@@ -107,3 +107,7 @@ bench-raw: build ## writes of moerail and of raw libfabric in turn, over TCP and
 
 bench-peers-tcp: build ## rounds of moerail over libfabric's TCP and of Open MPI's in turn
 	$(GO) run ./bench/peers/compare -tokens 1,128 -turns 5 -copybw=false -transports tcp -forms libfabric:tcp -out bench/results/mpi-tcp-$$(date +%F).json
+
+.PHONY: vm-suite
+vm-suite: ## the verbs fabric in a VM with software RDMA (Debian; installs QEMU where missing); exit status 77: no VM here
+	@tools/vm-suite

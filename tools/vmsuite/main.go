@@ -7,7 +7,7 @@
 //	vmsuite -bin FOLDER [-json FILE] [-limit 230s] [STEP...]
 //
 // FOLDER holds moerail and verbs.test, both built with -tags verbs, and, for the
-// figures, raw_write_verbs. Steps run in the order of the list that -help prints;
+// figures, comparewrite and raw_write_verbs. Steps run in the order of the list that -help prints;
 // without names, all of them. It prints a table, and writes a JSON record.
 //
 // Exit status: 0 if every step passed, 1 if one did not, 2 on wrong arguments.
@@ -64,7 +64,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s := &suite{bin: *bin, devices: devices, out: stdout, lookDir: "/sys"}
+	s := &suite{bin: *bin, devices: devices, out: stdout, lookDir: "/sys", deadline: 5 * time.Second, slack: 5 * time.Second}
 	r := s.runAll(ctx, todo, *limit)
 	r.Version = *version
 	r.print(stdout)

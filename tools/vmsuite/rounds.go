@@ -172,11 +172,11 @@ const endless = "1000000"
 // kill ends rank 2 of a job without a word. Every other rank has to end with exit
 // code 1 and an error that names rank 2, within two deadlines.
 func (s *suite) kill(ctx context.Context) (string, error) {
-	const ranks, victim, deadline = 4, 2, 5 * time.Second
+	const ranks, victim = 4, 2
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	before := s.packets()
-	job, err := s.launch(ctx, ranks, append(shape(ranks, 1), "--rounds", endless, "--deadline", deadline.String()))
+	job, err := s.launch(ctx, ranks, append(shape(ranks, 1), "--rounds", endless, "--deadline", s.deadline.String()))
 	if err != nil {
 		return "", err
 	}
@@ -187,7 +187,7 @@ func (s *suite) kill(ctx context.Context) (string, error) {
 		return "", err
 	}
 	killed := time.Now()
-	const grace = 2*deadline + 5*time.Second
+	grace := 2*s.deadline + s.slack
 	var slowest time.Duration
 	said := ""
 	for i, r := range job {
@@ -217,7 +217,7 @@ func (s *suite) link(ctx context.Context) (string, error) {
 	defer cancel()
 	victim := s.devices[min(1, len(s.devices)-1)]
 	before := s.packets()
-	job, err := s.launch(ctx, ranks, append(shape(ranks, 1), "--rounds", fmt.Sprint(rounds), "--deadline", "5s"))
+	job, err := s.launch(ctx, ranks, append(shape(ranks, 1), "--rounds", fmt.Sprint(rounds), "--deadline", s.deadline.String()))
 	if err != nil {
 		return "", err
 	}
