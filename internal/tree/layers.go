@@ -41,6 +41,7 @@ var layers = []layer{
 	{folder: "transport/counting/...", may: with("transport/counting/..."), outside: []string{sys}},
 	{folder: "transport/efa/...", may: with("transport/efa/..."), outside: []string{sys}},
 	{folder: "transport/verbs/...", may: with("transport/verbs/..."), outside: []string{sys}},
+	{folder: "topo"},
 	{folder: "uvmwatch", may: below, outside: []string{sys}},
 
 	{folder: "kernels/abi"},
@@ -72,7 +73,7 @@ var layers = []layer{
 var above = []string{"cmd/...", "bench/...", "tools/...", "examples/..."}
 
 // cgoFolders may import "C".
-var cgoFolders = []string{"internal/fabric", "internal/ibv"}
+var cgoFolders = []string{"internal/fabric", "internal/ibv", "internal/ibv/ibvfake"}
 
 // impure lists standard packages that a pure package may not import; their
 // subpackages are included.
