@@ -3,6 +3,8 @@
 package ibv
 
 /*
+#cgo noescape moerail_event
+#cgo nocallback moerail_event
 #include "table.h"
 */
 import "C"

@@ -172,6 +172,7 @@ type StepResult struct {
 	ImmsTaken         int
 	RecvErr, ImmErr   unix.Errno
 	PollFailed        bool
+	PollErr           unix.Errno
 	RecvsPut, ImmsPut int
 }
 
@@ -193,7 +194,7 @@ func (q *Queue) Step(max int) StepResult {
 		r.Refused = r.Refused || c.accepted != c.count
 	}
 	if s.num_wc < 0 || int(s.num_wc) > len(q.wcs) {
-		r.PollFailed = true
+		r.PollFailed, r.PollErr = true, unix.Errno(-s.num_wc)
 	} else {
 		r.Completions = int(s.num_wc)
 	}

@@ -41,7 +41,7 @@ static uint32_t next_qp, next_mr, qp_serial;
 static unsigned long calls[fake_num_calls], overruns, rnrs, datagrams, fail_at[fake_num_calls];
 static int fail_errno[fake_num_calls];
 static long live, waiting; // waiting: sends not yet carried out
-static uint64_t max_mr_size;
+static uint64_t max_mr_size, lottery;
 static uint32_t max_msg_size;
 
 // fails counts a call and tells whether it is the one that shall fail. The lock
@@ -597,7 +597,8 @@ static void datagram(struct qp *q, struct ibv_send_wr *w, struct ibv_sge *s)
 	struct qp *p = find_qp(w->wr.ud.remote_qpn);
 	struct rwr r;
 	datagrams++;
-	if (drop_all || (drop_every && datagrams % drop_every == 0))
+	lottery = lottery * 6364136223846793005ull + 1442695040888963407ull;
+	if (drop_all || (drop_every && (lottery >> 33) % drop_every == 0))
 		return;
 	if (!p || p->qp.qp_type != IBV_QPT_UD || p->qp.state != IBV_QPS_RTS || p->attr.qkey != w->wr.ud.remote_qkey || down(q, p) ||
 		memcmp(((struct ah *)w->wr.ud.ah)->gid, gids[p->dev], 16) || p->q.count == 0)
@@ -731,6 +732,7 @@ void fake_reset(int n)
 	memset(fail_at, 0, sizeof fail_at);
 	overruns = rnrs = datagrams = 0;
 	drop_every = drop_all = 0;
+	lottery = 1;
 	next_mr = 0;
 	for (uint32_t i = 0; i < MAX_MR; i++)
 		if (mrs[i])

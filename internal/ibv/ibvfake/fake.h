@@ -25,7 +25,7 @@ const char *fake_name(int call);
 long fake_live(void);                       // objects that were made and not yet destroyed
 unsigned long fake_overruns(void);          // completions and sends that did not fit
 unsigned long fake_rnr(void);               // deliveries that met no receive
-void fake_drop(int every, int all);         // lose every n-th datagram, or all
+void fake_drop(int every, int all);         // lose one datagram in so many, drawn from a fixed seed, or all
 void fake_link(int device, int up);         // take a link down without saying so, or up
 void fake_event(int device, int type);      // port and device events
 void fake_move_gid(int device);             // give the device another address

@@ -66,7 +66,7 @@ func Overruns() int { return int(C.fake_overruns()) }
 // RNR counts deliveries that found no receive.
 func RNR() int { return int(C.fake_rnr()) }
 
-// Drop loses every n-th datagram, or all of them.
+// Drop loses one datagram in every so many, drawn from a fixed seed, or all.
 func Drop(every int, all bool) {
 	a := 0
 	if all {

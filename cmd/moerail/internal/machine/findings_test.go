@@ -72,9 +72,9 @@ func TestLibfabricFindings(t *testing.T) {
 func TestVerbsFindings(t *testing.T) {
 	here := Finding{"RDMA devices", OK, "mlx5_0", ""}
 	mlx := verbs.Device{Name: "mlx5_0", Firmware: "28.39", PCI: "0000:18:00.0", NUMA: 1, Ports: []verbs.Port{
-		{Num: 1, State: "active", LinkLayer: "ethernet", Rate: 50e9, MTU: 4096, GIDs: []verbs.GID{{Index: 3, Type: "RoCE v2", Addr: "::ffff:10.0.0.1"}}}}}
+		{Number: 1, State: "active", LinkLayer: "ethernet", BytesPerSecond: 50e9, MTU: 4096, GIDs: []verbs.GID{{Index: 3, Type: "RoCE v2", Address: "::ffff:10.0.0.1"}}}}}
 	down, rxe, closed := mlx, mlx, mlx
-	down.Ports = []verbs.Port{{Num: 1, State: "down"}}
+	down.Ports = []verbs.Port{{Number: 1, State: "down"}}
 	rxe.Name, rxe.Software, rxe.NUMA = "rxe0", true, -1
 	closed.Err = errors.New("ibv_open_device: permission denied")
 	for name, c := range map[string]struct {

@@ -60,9 +60,9 @@ func describeVerbs(built bool, d verbs.Discovery) Verbs {
 		out := VerbsDevice{Name: dev.Name, Error: text(dev.Err), Firmware: dev.Firmware, PCI: dev.PCI, NUMA: dev.NUMA,
 			Software: dev.Software, Ports: []VerbsPort{}}
 		for _, p := range dev.Ports {
-			port := VerbsPort{Num: p.Num, State: p.State, LinkLayer: p.LinkLayer, Rate: p.Rate, MTU: p.MTU, LID: p.LID, GIDs: []VerbsGID{}}
+			port := VerbsPort{Num: p.Number, State: p.State, LinkLayer: p.LinkLayer, Rate: p.BytesPerSecond, MTU: p.MTU, LID: int(p.LID), GIDs: []VerbsGID{}}
 			for _, g := range p.GIDs {
-				port.GIDs = append(port.GIDs, VerbsGID{g.Index, g.Type, g.Addr})
+				port.GIDs = append(port.GIDs, VerbsGID{g.Index, g.Type, g.Address})
 			}
 			out.Ports = append(out.Ports, port)
 		}
