@@ -19,7 +19,7 @@ func none(string) string { return "" }
 func TestAutoTakesTheBestRealFabric(t *testing.T) {
 	broken := errors.New("broken")
 	real := func(d verbs.Device) verbs.Discovery { return verbs.Discovery{Devices: []verbs.Device{d}} }
-	up, down := []verbs.Port{{Number: 1, State: "down"}, {Num: 2, State: "active"}}, []verbs.Port{{Num: 1, State: "down"}}
+	up, down := []verbs.Port{{Number: 1, State: "down"}, {Number: 2, State: "active"}}, []verbs.Port{{Number: 1, State: "down"}}
 	for name, c := range map[string]struct {
 		efa   bool
 		verbs verbs.Discovery

@@ -83,7 +83,7 @@ func TestVerbsFindings(t *testing.T) {
 		want  []string
 	}{
 		"not built":  {false, verbs.Discovery{Err: verbs.ErrNotBuilt, Remedy: "build it"}, []string{"fabric verbs|absent|not in this build|build it", "RDMA devices|ok|mlx5_0|"}},
-		"no library": {true, verbs.Discovery{Err: verbs.ErrNoLibrary}, []string{"fabric verbs|absent|libibverbs is not on this machine|apt-get install libibverbs1"}},
+		"no library": {true, verbs.Discovery{Err: verbs.ErrNoLibrary}, []string{"fabric verbs|absent|" + verbs.ErrNoLibrary.Error() + "|apt-get install libibverbs1"}},
 		"no device":  {true, verbs.Discovery{Library: "/lib/libibverbs.so.1"}, []string{"fabric verbs|absent|no RDMA device|an RDMA NIC"}},
 		"mlx5": {true, verbs.Discovery{Version: "44", Library: "/lib/libibverbs.so.1", Devices: []verbs.Device{mlx}}, []string{
 			"fabric verbs|ok|libibverbs 44, /lib/libibverbs.so.1|",
