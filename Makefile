@@ -98,3 +98,16 @@ bench-peers: build ## rounds of moerail and of Open MPI in turn (needs openmpi-b
 
 clean: ## remove what was built
 	rm -rf bin
+
+.PHONY: bench-raw bench-peers-tcp
+bench-raw: build ## writes of moerail and of raw libfabric in turn, over TCP and shared memory
+	$(MAKE) --no-print-directory -C bench/peers raw-fabric
+	$(GO) run ./bench/peers/comparewrite -fabric libfabric:tcp -out bench/results/write-tcp-$$(date +%F).json
+	$(GO) run ./bench/peers/comparewrite -fabric libfabric:shm -out bench/results/write-shm-$$(date +%F).json
+
+bench-peers-tcp: build ## rounds of moerail over libfabric's TCP and of Open MPI's in turn
+	$(GO) run ./bench/peers/compare -tokens 1,128 -turns 5 -copybw=false -transports tcp -forms libfabric:tcp -out bench/results/mpi-tcp-$$(date +%F).json
+
+.PHONY: vm-suite
+vm-suite: ## the verbs fabric in a VM with software RDMA (Debian; installs QEMU where missing); exit status 77: no VM here
+	@tools/vm-suite

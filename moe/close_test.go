@@ -13,7 +13,11 @@ import (
 
 	"moerail/kernels"
 	"moerail/kernels/host"
+	"moerail/peergroup"
+	"moerail/transport"
+	"moerail/transport/engine"
 	"moerail/transport/loopback"
+	"moerail/transport/shm"
 )
 
 func permutations(n int) (out [][]int) {
@@ -200,6 +204,67 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
+// TestLivesOnASharedEngineLeaveNothingMapped: the inboxes of same-node ranks are
+// unmapped when their communicator closes, not when the engine does.
+func TestLivesOnASharedEngineLeaveNothingMapped(t *testing.T) {
+	const ranks, lives = 2, 40
+	// Each memory of this fabric is a mapping of its own, which the kernel does not
+	// merge with others.
+	p, err := shm.New(shm.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	engines := make([]*engine.Engine, ranks)
+	for r := range engines {
+		d, err := p.Open(p.NICs()[0].Name, transport.DomainConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if engines[r], err = engine.New(engine.Config{Provider: p, Domains: []transport.Domain{d}, CPU: -1}); err != nil {
+			t.Fatal(err)
+		}
+		defer engines[r].Close()
+	}
+	groups, imms := peergroup.NewLocal(ranks), [ranks]*peergroup.ImmSpace{peergroup.NewImmSpace(), peergroup.NewImmSpace()}
+	life := func() {
+		cs := make([]*Communicator, ranks)
+		var wg sync.WaitGroup
+		for r := range ranks {
+			wg.Go(func() {
+				var err error
+				if cs[r], err = New(t.Context(), Config{NumExperts: 4, TopK: 2, Hidden: 16, MaxTokens: 8, RanksPerNode: ranks,
+					Group: groups[r], Engine: engines[r], Imms: imms[r]}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		for r, c := range cs {
+			if c == nil {
+				t.FailNow()
+			}
+			if path := c.Paths()[1-r].Name; path != "direct" {
+				t.Fatalf("rank %d reaches the other by %s: nothing is mapped, so the test says nothing", r, path)
+			}
+		}
+		for _, c := range cs {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for range 5 {
+		life()
+	}
+	_, _, before := usage(t)
+	for range lives {
+		life()
+	}
+	if _, _, after := usage(t); after > before+lives/2 {
+		t.Errorf("%d mappings, %d before %d lives", after, before, lives)
+	}
+}
+
 // TestPeerThatDiesIsNamed: EP-36, in process.
 func TestPeerThatDiesIsNamed(t *testing.T) {
 	for i, node := range []int{1, 2} {
@@ -221,6 +286,25 @@ func TestPeerThatDiesIsNamed(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// TestPeerThatDiesBeforeABarrierIsNamed: the barrier's own messages tell, long
+// before its deadline.
+func TestPeerThatDiesBeforeABarrierIsNamed(t *testing.T) {
+	w := small(t, 4, func(s *setting) { s.faulty, s.cfg.Deadline = true, time.Minute })
+	w.round(0, w.ragged(8))
+	w.procs[3].Kill()
+	w.each(func(r int, c *Communicator) error {
+		if r == 3 {
+			return nil
+		}
+		err := c.Barrier(t.Context())
+		var re *RoundError
+		if !errors.As(err, &re) || re.Code != CodePeerLost || re.Phase != PhaseBarrier || len(re.Ranks) != 1 || re.Ranks[0] != 3 {
+			t.Errorf("rank %d: %v, want rank 3 lost", r, err)
+		}
+		return nil
+	})
 }
 
 // closing is a device whose stream is closed, by the Close of its communicator,

@@ -50,6 +50,7 @@ type Communicator struct {
 	claim         *engine.ImmClaim
 	place         atomic.Pointer[placed] // of rounds that start from now on
 	places        []*placed              // all that may be in use; SetPlacement's and Close's
+	mappings      []*engine.MappedRegion // inboxes of other ranks
 	mapped        []*Communicator        // by rank: those of this process whose inbox is mapped
 	neighbours    []*Communicator        // those of them that are stored to directly
 	direct        []bool
@@ -223,6 +224,9 @@ func (c *Communicator) close() error {
 		for _, err := range s.free() {
 			note(err)
 		}
+	}
+	for _, m := range c.mappings { // nothing stores into them any more
+		note(m.Close())
 	}
 	for _, m := range []transport.Memory{c.inbox, c.outbox, c.route} {
 		if m.Host != nil {

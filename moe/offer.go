@@ -119,10 +119,12 @@ func (c *Communicator) mapNode(inboxes []engine.Descriptor) []byte {
 		if q == c.rank || c.plan.Exact || q/c.cfg.RanksPerNode != c.rank/c.cfg.RanksPerNode {
 			continue
 		}
-		m, err := c.engine.MapRemote(inboxes[q])
+		region, err := c.engine.MapRemote(inboxes[q])
 		if err != nil {
 			continue // Paths tells
 		}
+		c.mappings = append(c.mappings, region)
+		m := region.Memory()
 		if uint64(len(m.Host)) < c.plan.Inbox.Bytes || mem.Addr(m.Host)%routing.FlagStride != 0 {
 			continue // stores and flags would not lie where the layout puts them
 		}

@@ -56,6 +56,9 @@ func (p *proxy) Poll(w *engine.Worker) (busy bool) {
 			p.fail(p.c.slots[0], PhaseBarrier, err)
 		}
 	}
+	if !p.halted {
+		p.lookForFailures()
+	}
 	for _, s := range p.c.slots {
 		if len(p.direct) > 0 && p.pollDirect(s) {
 			busy = true
@@ -125,13 +128,26 @@ func (p *proxy) step(w *engine.Worker, s *slot) {
 		p.fail(s, PhaseCombineSend, err)
 		return
 	}
-	for i, t := range s.trackers {
-		if err := t.Err(); err != nil {
-			p.fail(s, [...]string{PhaseDispatchSend, PhaseCombineSend}[i], err)
-			return
+	s.stream.Notify()
+}
+
+// lookForFailures ends the communicator with the first operation that failed,
+// also while no half has anything to do: whoever waits for the rank that is lost
+// should not have to wait for a deadline.
+func (p *proxy) lookForFailures() {
+	for _, s := range p.c.slots {
+		for i, t := range s.trackers {
+			if err := t.Err(); err != nil {
+				p.fail(s, [...]string{PhaseDispatchSend, PhaseCombineSend}[i], err)
+				return
+			}
 		}
 	}
-	s.stream.Notify()
+	if b := p.c.barrier; b != nil {
+		if err := b.tracker.Err(); err != nil {
+			p.fail(p.c.slots[0], PhaseBarrier, err)
+		}
+	}
 }
 
 // HandleImm takes one immediate of the communicator's range.

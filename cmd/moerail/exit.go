@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 
+	"moerail/bench/micro"
 	"moerail/cmd/moerail/internal/rounds"
 	"moerail/moe"
 	"moerail/peergroup"
@@ -26,12 +27,13 @@ func exitCode(err error) int {
 	var (
 		usage  usageError
 		option *rounds.OptionError
+		micros *micro.ConfigError
 		config *moe.ConfigError
 		env    *peergroup.ConfigError
 		child  *rounds.ChildError
 	)
 	switch {
-	case errors.As(err, &usage), errors.As(err, &option), errors.As(err, &config), errors.As(err, &env):
+	case errors.As(err, &usage), errors.As(err, &option), errors.As(err, &micros), errors.As(err, &config), errors.As(err, &env):
 		return exitUsage
 	case errors.As(err, &child) && child.Code == exitUsage:
 		return exitUsage

@@ -4,6 +4,7 @@
 //	moerail run     rounds on this machine, or as one rank of a job, verified and timed
 //	moerail exec    one explicit case, exact results
 //	moerail doctor  what this machine and build can do
+//	moerail topo    where GPUs, NICs and cores are, and which NIC serves which GPU
 //
 // Exit codes: 0 done and right; 1 it ran and something was wrong; 2 bad
 // arguments or a bad file, with one line that says what and where.

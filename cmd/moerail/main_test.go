@@ -57,6 +57,8 @@ func moerail(t *testing.T, stdin string, args ...string) (code int, stdout, stde
 func TestHelpIsGolden(t *testing.T) {
 	for name, args := range map[string][]string{
 		"moerail": {"--help"}, "run": {"run", "--help"}, "exec": {"exec", "--help"}, "doctor": {"doctor", "--help"},
+		"bench": {"bench", "--help"}, "bench_write": {"bench", "write", "--help"},
+		"topo": {"topo", "--help"},
 	} {
 		code, out, errs := moerail(t, "", args...)
 		if code != 0 || errs != "" {
@@ -86,7 +88,19 @@ func TestBadArguments(t *testing.T) {
 		says string
 	}{
 		{[]string{"frobnicate"}, "frobnicate"},
-		{[]string{"bench"}, "bench"},
+		{[]string{"bench"}, "bench: name what to measure: write"},
+		{[]string{"bench", "reads"}, `bench: there is no "reads", want write`},
+		{[]string{"bench", "write", "more"}, "moerail bench write: unknown command \"more\""},
+		{[]string{"bench", "write", "--sizes", "8,none"}, `--sizes entry 1 is "none"`},
+		{[]string{"bench", "write", "--sizes", "0"}, "--sizes has 0 bytes"},
+		{[]string{"bench", "write", "--level", "card"}, `--level is "card", want one of [engine worker domain]`},
+		{[]string{"bench", "write", "--launch", "both"}, `--launch is "both"`},
+		{[]string{"bench", "write", "--cpus", "0"}, `--cpus is "0", want the cores of 2 ranks`},
+		{[]string{"bench", "write", "--cpus", "0,x"}, `--cpus of rank 1 is "x"`},
+		{[]string{"bench", "write", "--cpus", "1023,1022", "--sizes", "8"}, "--cpus [102"},
+		{[]string{"bench", "write", "--fabric", "loopback"}, "--fabric loopback: joins ranks of one process"},
+		{[]string{"bench", "write", "--fabric", "libfabric:no-such-provider"}, "--fabric libfabric:no-such-provider: "},
+		{[]string{"bench", "write", "--launch", "env"}, "RANK is not set"},
 		{[]string{"run", "--frobnicate"}, "--frobnicate"},
 		{[]string{"run", "extra"}, "extra"},
 		{[]string{"run", "--ranks", "none"}, "--ranks"},
@@ -108,6 +122,12 @@ func TestBadArguments(t *testing.T) {
 		{[]string{"exec", "none.json"}, "none.json"},
 		{[]string{"exec", "testdata"}, "testdata"},
 		{[]string{"doctor", "extra"}, "extra"},
+		{[]string{"topo", "extra"}, "extra"},
+		{[]string{"topo", "--sysfs", "testdata/none"}, "testdata/none"},
+		{[]string{"topo", "--sysfs", "testdata"}, "testdata is no sysfs"},
+		{[]string{"topo", "--gpus", "0"}, `"0" is no PCI address`},
+		{[]string{"topo", "--gpus", "0000:ff:1f.7"}, `no GPU at "0000:ff:1f.7"`},
+		{[]string{"topo", "--ports", "mlx5_99"}, `no RDMA device or port "mlx5_99"`},
 	} {
 		code, out, errs := moerail(t, "", c.args...)
 		if code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) {

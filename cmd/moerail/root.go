@@ -29,20 +29,26 @@ or a bad file.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), err)}
 	})
-	root.AddCommand(newRun(), newExec(), newDoctor())
-	for _, c := range append(root.Commands(), root) {
-		check := c.Args
-		if check == nil {
-			continue
-		}
-		c.Args = func(cmd *cobra.Command, args []string) error {
-			if err := check(cmd, args); err != nil {
-				return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), err)}
-			}
-			return nil
-		}
-	}
+	root.AddCommand(newRun(), newExec(), newBench(), newDoctor(), newTopo())
+	checkUsage(root)
 	return root
+}
+
+// checkUsage makes wrong arguments of c and of all commands below it usage errors.
+func checkUsage(c *cobra.Command) {
+	for _, below := range c.Commands() {
+		checkUsage(below)
+	}
+	check := c.Args
+	if check == nil {
+		return
+	}
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%s: %w", cmd.CommandPath(), err)}
+		}
+		return nil
+	}
 }
 
 // version is what the go command knew when it built this binary.

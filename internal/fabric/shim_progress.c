@@ -85,8 +85,14 @@ static ssize_t post(moe_dom *d, moe_peer *p, moe_slot *s)
 	case MOE_READ:
 		return write_op(d, p, s);
 	case MOE_SEND:
+		// The tag is the life that a message is meant for, the data beside it
+		// the one that it comes from.
+		if (d->cfg.tagged && d->cfg.data_bytes >= 4)
+			return fi_tsenddata(d->ep, local, op->len, desc, op->data, p->addr, op->raddr, &s->context);
 		if (d->cfg.tagged)
-			return fi_tsend(d->ep, local, op->len, desc, p->addr, op->data, &s->context);
+			return fi_tsend(d->ep, local, op->len, desc, p->addr, op->raddr, &s->context);
+		if (d->cfg.data_bytes >= 4)
+			return fi_senddata(d->ep, local, op->len, desc, op->data, p->addr, &s->context);
 		return fi_send(d->ep, local, op->len, desc, p->addr, &s->context);
 	case MOE_ADD:
 		return fi_fetch_atomic(d->ep, s->bytes, 1, d->slots_desc, local, desc, p->addr, op->raddr, op->rkey,
@@ -232,9 +238,9 @@ static int post_recv(moe_dom *d, uint32_t s)
 		return 1;
 	}
 	if (d->cfg.tagged && op->kind == MOE_RECV)
-		// The upper half of a tag is the life it is meant for, the lower says
-		// who sends: a message to an earlier life matches nothing.
-		r = fi_trecv(d->ep, buf, op->len, desc, FI_ADDR_UNSPEC, op->data, 0xffffffffULL, &slot->context);
+		// A message to an earlier life matches nothing. No bit is ignored: shm
+		// of 1.17 loses a message that came first when some are.
+		r = fi_trecv(d->ep, buf, op->len, desc, FI_ADDR_UNSPEC, op->raddr, 0, &slot->context);
 	else
 		r = fi_recv(d->ep, buf, op->len, desc, FI_ADDR_UNSPEC, &slot->context);
 	if (r == -FI_EAGAIN || r == -FI_EINTR)
@@ -313,7 +319,10 @@ static int take(moe_dom *d, uint32_t s, int status, int err, int vendor, const s
 		op->state = MOE_FREE;
 		c->kind = MOE_RECEIVED;
 		c->len = e->len;
-		c->tag = e->tag;
+		if (e->flags & FI_REMOTE_CQ_DATA) {
+			c->has_data = 1;
+			c->data = e->data;
+		}
 		return 1;
 	}
 	if (op->state == MOE_ORPHAN) {
@@ -360,8 +369,9 @@ static int read_error(moe_dom *d, moe_completion *c, uint64_t now)
 		d->remote_errors++; // of something a peer began: it gets its own error
 		return 0;
 	}
-	struct fi_cq_tagged_entry t = {.len = e.len, .tag = e.tag};
-	return take(d, s, MOE_ERROR, e.err > 0 ? e.err : FI_EOTHER, e.prov_errno, &t, c, now);
+	struct fi_cq_tagged_entry t = {.len = e.len};
+	int err = e.err < 0 ? -e.err : e.err; // shm of 1.17 negates it
+	return take(d, s, MOE_ERROR, err != 0 ? err : FI_EOTHER, e.prov_errno, &t, c, now);
 }
 
 static uint32_t read_queue(moe_dom *d, moe_completion *out, uint32_t room, uint64_t now)

@@ -41,6 +41,7 @@ var layers = []layer{
 	{folder: "transport/counting/...", may: with("transport/counting/..."), outside: []string{sys}},
 	{folder: "transport/efa/...", may: with("transport/efa/..."), outside: []string{sys}},
 	{folder: "transport/verbs/...", may: with("transport/verbs/..."), outside: []string{sys}},
+	{folder: "topo"},
 	{folder: "uvmwatch", may: below, outside: []string{sys}},
 
 	{folder: "kernels/abi"},

@@ -27,8 +27,8 @@ const (
 	defaultCQ      = 8192
 	spareSlots     = 1024 // for operations of lost peers that never come back
 	homeBytes      = 4096
-	maxSendBytes   = 1 << 30
-	emptyRecvs     = 64 // kept posted where immediates need posted receives
+	maxLanding     = 64 << 20 // bytes of registered memory for messages, where registering pins it
+	emptyRecvs     = 64       // kept posted where immediates need posted receives
 )
 
 // domain is one opened endpoint. Fields without a note are its owner's.
@@ -52,7 +52,8 @@ type domain struct {
 	byLife    map[uint32]transport.Peer
 	numbers   []uint32 // free peer numbers below nextPeer
 	nextPeer  uint32
-	home      *region
+	home      *region // takes empty writes
+	landing   *region // takes messages
 
 	flights  []flight // by slot
 	free     []uint32 // slots for operations
@@ -64,6 +65,10 @@ type domain struct {
 	posted   int    // receives whose end the owner has not seen
 	orphans  int    // slots that the provider keeps after their end
 	stash    stash
+
+	// Where endpoints of one process share mappings (siblings.go).
+	siblings bool
+	closings uint64 // of all domains, as this one has seen
 
 	stat   counters
 	busy   atomic.Bool // the owner is inside a call
@@ -117,11 +122,14 @@ func openDomain(lib *fabric.Library, o *offer, name string, cfg transport.Domain
 	if recvs == 0 {
 		recvs = int(min(max(info.RecvQueue, 1), defaultMaxRecv))
 	}
+	if info.MRMode&fabric.MRLocal != 0 {
+		recvs = min(recvs, maxLanding/maxMessageBytes)
+	}
 	d := &domain{
 		name: name, info: info, timeout: timeout, piece: piece, txSlots: window + spareSlots,
 		limits: transport.Limits{
 			MaxSend: window, MaxRecv: recvs, MaxInline: fabric.InlineBytes, MaxMessage: o.features.MaxMessage,
-			MaxRecvSize: maxSendBytes, MaxRegions: maxRegions - 1, // one is the domain's own
+			MaxRecvSize: maxMessageBytes, MaxRegions: maxRegions - 1, // one is the domain's own
 			Read: o.features.Read, Atomic: o.features.Atomic, LinkBytesPerSecond: info.LinkBitsPerSecond / 8,
 		},
 		byAddr: map[string]transport.Peer{}, byLife: map[uint32]transport.Peer{}, ended: make(chan struct{}),
@@ -155,7 +163,7 @@ func openDomain(lib *fabric.Library, o *offer, name string, cfg transport.Domain
 	}
 	fc := fabric.Config{
 		Life: d.id.generation, TimeoutMS: uint64(max(timeout.Milliseconds(), 1)), Sends: d.txSlots, Recvs: recvs, MaxPeers: maxPeers, CQ: cq,
-		Tagged: o.features.Tagged, Device: o.device, EFA: o.efa, LocalMemory: info.MRMode&fabric.MRLocal != 0,
+		Tagged: o.features.Tagged, DataBytes: o.features.ImmBytes, Device: o.device, EFA: o.efa, LocalMemory: info.MRMode&fabric.MRLocal != 0,
 	}
 	if info.Mode&fabric.ModeRxCQData != 0 {
 		fc.EmptyRecvs = emptyRecvs
@@ -172,6 +180,7 @@ func openDomain(lib *fabric.Library, o *offer, name string, cfg transport.Domain
 		d.freeRecv = append(d.freeRecv, uint32(d.txSlots+i))
 	}
 	d.stash.init(window + recvs)
+	d.joinSiblings()
 	if err := d.introduce(); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -187,16 +196,36 @@ func (d *domain) introduce() error {
 	if len(d.id.endpoint) > maxEndpoint {
 		return fmt.Errorf("the endpoint's address has %d bytes, the limit is %d", len(d.id.endpoint), maxEndpoint)
 	}
-	m, err := mem.Alloc(homeBytes)
-	if err != nil {
+	if d.home, err = d.own(homeBytes, transport.AccessRemoteWrite); err != nil {
 		return err
 	}
-	if d.home, err = d.register(m, transport.AccessRemoteWrite); err != nil {
-		return errors.Join(fmt.Errorf("register %d bytes: %w", homeBytes, err), mem.Free(m))
+	if d.landing, err = d.own(uint64(d.limits.MaxRecv)*maxMessageBytes, transport.AccessLocal); err != nil {
+		return err
 	}
 	d.id.homeKey, d.id.homeAddr = d.home.key.keys[0], d.home.key.base
 	d.addr = d.id.encode()
 	return nil
+}
+
+// own registers memory of the domain's own, in one piece.
+func (d *domain) own(size uint64, access transport.Access) (*region, error) {
+	m, err := mem.Alloc(size)
+	if err != nil {
+		return nil, err
+	}
+	r, err := d.registerIn(m, access, noPiece)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("register %d bytes: %w", size, err), mem.Free(m))
+	}
+	return r, nil
+}
+
+// disown releases such memory, once nothing can write there any more.
+func (r *region) disown() error {
+	if r == nil {
+		return nil
+	}
+	return mem.Free(r.mem)
 }
 
 func (d *domain) Name() string             { return d.name }
@@ -228,14 +257,17 @@ func (d *domain) leave() { d.busy.Store(false) }
 // enterCold begins a call outside the data path; leaveCold ends it.
 func (d *domain) enterCold() error {
 	d.cold.Lock()
-	if d.closed.Load() {
-		d.cold.Unlock()
-		return transport.ErrClosed
+	if d.enter() {
+		return nil
 	}
-	return nil
+	d.cold.Unlock()
+	return transport.ErrClosed
 }
 
-func (d *domain) leaveCold() { d.cold.Unlock() }
+func (d *domain) leaveCold() {
+	d.leave()
+	d.cold.Unlock()
+}
 
 // Close implements transport.Domain.
 func (d *domain) Close() error {
@@ -249,6 +281,7 @@ func (d *domain) Close() error {
 	for d.busy.Load() { // a call in the data path ends by itself: none of them waits
 		runtime.Gosched()
 	}
+	d.leaveSiblings()
 	var errs []error
 	note := func(err error) {
 		if err != nil {
@@ -263,8 +296,10 @@ func (d *domain) Close() error {
 		(*r).closed.Store(true)
 		note((*r).unregister())
 	})
-	if d.home != nil {
-		note(d.home.unregister())
+	for _, r := range []*region{d.home, d.landing} {
+		if r != nil {
+			note(r.unregister())
+		}
 	}
 	if bound {
 		note(d.f.CloseEndpoint())
@@ -278,9 +313,8 @@ func (d *domain) Close() error {
 		}
 	}
 	note(d.f.Close())
-	if d.home != nil {
-		note(mem.Free(d.home.mem))
-	}
+	note(d.home.disown())
+	note(d.landing.disown())
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("efa: close %s: %w", d.name, err)
 	}

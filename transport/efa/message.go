@@ -9,8 +9,8 @@ import (
 	"moerail/transport"
 )
 
-// send posts a message. Its tag names the life that it is meant for and the one
-// that it comes from.
+// send posts a message. Its tag is the life that it is meant for; the data beside
+// it says which it comes from.
 func (d *domain) send(w *write) error {
 	if w.len > d.limits.MaxRecvSize {
 		return fmt.Errorf("%w: send of %d bytes, the limit is %d", transport.ErrOutOfRange, w.len, d.limits.MaxRecvSize)
@@ -26,12 +26,21 @@ func (d *domain) send(w *write) error {
 	}
 	slot, op := d.take()
 	op.Kind, op.Peer, op.Len = fabric.Send, w.peer.number, w.len
-	op.Data = uint64(w.peer.id.life())<<32 | uint64(d.id.life())
-	op.Raddr, op.Rkey = 0, 0
+	op.Raddr, op.Rkey, op.Data = w.peer.id.generation, 0, uint64(d.id.life())
 	d.source(slot, op, w)
 	d.launch(slot, w)
 	return nil
 }
+
+// maxMessageBytes bounds messages, which are for control and small payloads. A
+// receive always has room for the longest, in memory of the domain's own, and its
+// bytes are copied to where they belong when they have come: tcp tears the
+// connection down, with all that follows on it, at a message that is longer than
+// its receive, and no provider then touches memory of a region that closed.
+const maxMessageBytes = 64 << 10
+
+// landingOff is where a receive's bytes arrive.
+func (d *domain) landingOff(slot uint32) uint64 { return uint64(int(slot)-d.txSlots) * maxMessageBytes }
 
 // oneDescriptor refuses a message that one descriptor does not cover.
 func (d *domain) oneDescriptor(r *region, off, n uint64) error {
@@ -72,8 +81,10 @@ func (d *domain) receive(rr *transport.RecvRequest) error {
 		if err := r.check(rr.Off, rr.Len); err != nil {
 			return err
 		}
-		if err := d.oneDescriptor(r, rr.Off, rr.Len); err != nil {
-			return err
+		if r.mem.Kind == transport.MemoryDevice {
+			if err := d.oneDescriptor(r, rr.Off, rr.Len); err != nil {
+				return err
+			}
 		}
 	}
 	if d.posted >= d.limits.MaxRecv || len(d.freeRecv) == 0 {
@@ -83,13 +94,17 @@ func (d *domain) receive(rr *transport.RecvRequest) error {
 	slot := d.freeRecv[n]
 	d.freeRecv = d.freeRecv[:n]
 	op := &d.f.Slots[slot].Op
-	op.Kind, op.Flags, op.Len, op.Data = fabric.Recv, 0, rr.Len, uint64(d.id.life())<<32
-	if rr.Len == 0 {
-		op.Src, op.Desc = d.f.SlotBytes(slot), d.f.SlotsDesc
+	op.Kind, op.Flags, op.Raddr = fabric.Recv, 0, d.id.generation
+	fl := flight{id: rr.ID, op: transport.OpRecv, bytes: rr.Len, peer: transport.NoPeer, used: true, local: r}
+	if r != nil && r.mem.Kind == transport.MemoryDevice {
+		op.Src, op.Desc, op.Len = r.addr+rr.Off, r.regs[min(rr.Off/r.key.piece, uint64(len(r.regs)-1))].Desc, rr.Len
 	} else {
-		op.Src, op.Desc = r.addr+rr.Off, r.regs[min(rr.Off/r.key.piece, uint64(len(r.regs)-1))].Desc
+		op.Src, op.Desc, op.Len = d.landing.addr+d.landingOff(slot), d.landing.regs[0].Desc, maxMessageBytes
+		if r != nil {
+			fl.result = r.mem.Host[rr.Off : rr.Off+rr.Len]
+		}
 	}
-	d.flights[slot] = flight{id: rr.ID, op: transport.OpRecv, bytes: rr.Len, peer: transport.NoPeer, used: true, local: r}
+	d.flights[slot] = fl
 	d.f.RecvRing[d.recvTail&uint32(len(d.f.RecvRing)-1)] = slot
 	d.recvTail++
 	d.posted++

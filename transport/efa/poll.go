@@ -32,6 +32,7 @@ func (d *domain) Poll(out []transport.Completion) (int, error) {
 	if !d.enter() {
 		return 0, transport.ErrClosed
 	}
+	d.watchSiblings()
 	n := 0
 	if len(d.stash.items) > 0 {
 		n = d.stash.take(out)
@@ -68,6 +69,7 @@ func (d *domain) progress(room int) (int, error) {
 
 // collect makes progress outside Poll, and keeps what comes for the next one.
 func (d *domain) collect() error {
+	d.watchSiblings()
 	k, err := d.progress(len(d.f.Out))
 	var c transport.Completion
 	for i := range k {
@@ -133,22 +135,26 @@ func (d *domain) translate(c *fabric.Completion, out *transport.Completion) bool
 
 func (d *domain) received(c *fabric.Completion, out *transport.Completion) bool {
 	fl := &d.flights[c.Slot]
-	*out = transport.Completion{ID: fl.id, Op: transport.OpRecv, Peer: transport.NoPeer, Bytes: c.Len, Vendor: c.Vendor}
+	*out = transport.Completion{ID: fl.id, Op: transport.OpRecv, Peer: transport.NoPeer}
 	switch {
-	case c.Status == fabric.Flushed || c.Status == fabric.Failed && c.Errno == fabric.ErrnoCanceled:
-		out.Status, out.Bytes = transport.StatusFlushed, 0
+	case c.Status == fabric.Flushed || c.Status == fabric.Failed && c.Errno == fabric.ErrnoCanceled || fl.local != nil && fl.local.closed.Load():
+		out.Status = transport.StatusFlushed
 	case c.Status != fabric.OK:
 		if out.Status = status(c); out.Status == transport.StatusPeerLost {
 			out.Status = transport.StatusFault
 		}
 		out.Vendor = vendor(c)
-	case c.Len > fl.bytes: // a provider that says what came, not what fitted
-		out.Status = transport.StatusTruncated
-	}
-	out.Bytes = min(out.Bytes, fl.bytes)
-	if c.Status == fabric.OK && d.id.flags&flagTagged != 0 {
-		if p, ok := d.byLife[uint32(c.Tag)]; ok {
-			out.Peer = p
+	default:
+		out.Bytes = min(c.Len, fl.bytes, maxMessageBytes)
+		if c.Len > fl.bytes {
+			out.Status = transport.StatusTruncated
+		}
+		off := d.landingOff(c.Slot)
+		copy(fl.result, d.landing.mem.Host[off:off+out.Bytes])
+		if c.Marked {
+			if p, ok := d.byLife[uint32(c.Data)]; ok {
+				out.Peer = p
+			}
 		}
 	}
 	*fl = flight{}

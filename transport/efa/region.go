@@ -75,6 +75,10 @@ func (d *domain) Register(m transport.Memory, access transport.Access) (transpor
 }
 
 func (d *domain) register(m transport.Memory, access transport.Access) (*region, error) {
+	return d.registerIn(m, access, d.piece)
+}
+
+func (d *domain) registerIn(m transport.Memory, access transport.Access, piece uint64) (*region, error) {
 	r := &region{d: d, mem: m, size: m.Size, addr: m.Device, lkey: transport.NoKey}
 	if m.Kind == transport.MemoryHost {
 		r.addr = mem.Addr(m.Host)
@@ -86,13 +90,13 @@ func (d *domain) register(m transport.Memory, access transport.Access) (*region,
 	if access&(transport.AccessRemoteRead|transport.AccessRemoteAtomic) != 0 {
 		rights |= fabric.RemoteRead
 	}
-	r.key = regionKey{access: access, generation: d.id.generation, size: m.Size, piece: d.piece}
+	r.key = regionKey{access: access, generation: d.id.generation, size: m.Size, piece: piece}
 	if d.info.MRMode&fabric.MRVirtAddr != 0 {
 		r.key.base = r.addr
 	}
-	for off := uint64(0); off < m.Size; off += d.piece {
+	for off := uint64(0); off < m.Size; off += piece {
 		reg, err := d.registerPiece(fabric.Memory{
-			Addr: r.addr + off, Len: min(d.piece, m.Size-off), Rights: rights, Device: m.Kind == transport.MemoryDevice,
+			Addr: r.addr + off, Len: min(piece, m.Size-off), Rights: rights, Device: m.Kind == transport.MemoryDevice,
 		})
 		if err != nil {
 			return nil, errors.Join(err, r.unregister())

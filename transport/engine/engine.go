@@ -114,7 +114,7 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	cfg.Domains = append([]transport.Domain(nil), cfg.Domains...)
-	adaptive := cfg.Poll.Spin == 0 && cfg.Poll.Yield == 0 && !cfg.Poll.NoPark
+	adaptive := cfg.Poll.Spin == 0 && cfg.Poll.Yield == 0
 	cfg.Poll = cfg.Poll.withDefaults(cfg.CPU >= 0)
 	if cfg.MaxEarlyImms == 0 {
 		cfg.MaxEarlyImms = 1 << 16

@@ -321,15 +321,21 @@ func TestDepthTwoBothWaysOverLoopback(t *testing.T) {
 
 func TestMapRemoteOverLoopback(t *testing.T) {
 	w := newWorld(t, loopback.Config{}, 2, 2, 4096)
-	m, err := w.engines[0].MapRemote(w.descs[1])
+	region, err := w.engines[0].MapRemote(w.descs[1])
 	if errors.Is(err, transport.ErrUnsupported) && !w.engines[0].Limits(0).SharesMemory {
 		return // and said so
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	m := region.Memory()
 	m.Host[7] = 0x5a
 	if m.Size != w.mems[1].Size || w.mems[1].Host[7] != 0x5a {
 		t.Fatal("the mapped memory is not the peer's")
+	}
+	for range 2 {
+		if err := region.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

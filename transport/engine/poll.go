@@ -13,7 +13,9 @@ import (
 type PollPolicy struct {
 	// Spin is the number of idle turns in a row with nothing in between; default
 	// 10000 for a pinned worker, which has its core for itself and for which a
-	// yield costs microseconds, and 20 for an ordinary goroutine. -1 means none.
+	// yield costs microseconds, and 20 for an ordinary goroutine; 1 while ordinary
+	// goroutines are as many workers as there are processors, or more: then nothing
+	// else runs before one yields. -1 means none.
 	Spin int
 	// Yield is the number of further turns with a yield in between; default 200,
 	// and 8 while ordinary goroutines outnumber the processors as workers: then a
@@ -97,8 +99,11 @@ func (w *Worker) loop() {
 		}
 		if adaptive && idle == 0 {
 			p = w.e.cfg.Poll
-			if crowd.Load() > procs {
+			switch workers := crowd.Load(); {
+			case workers > procs:
 				p.Spin, p.Yield = min(p.Spin, 1), crowdedYield
+			case workers == procs: // applications run only while a worker yields
+				p.Spin = min(p.Spin, 1)
 			}
 		}
 		switch idle++; {

@@ -34,8 +34,8 @@ func (*Provider) Open(string, transport.DomainConfig) (transport.Domain, error) 
 // Alloc fails with ErrNotBuilt.
 func (*Provider) Alloc(uint64) (transport.Memory, error) { return transport.Memory{}, ErrNotBuilt }
 
-// Free has nothing to release.
-func (*Provider) Free(transport.Memory) error { return nil }
+// Free fails with ErrNotBuilt: nothing was given out.
+func (*Provider) Free(transport.Memory) error { return ErrNotBuilt }
 
 // VendorText says that no completion comes from this build.
 func VendorText(uint32) string { return "no completion of this build" }

@@ -6,6 +6,7 @@
 // moerail is compared with the fastest MPI variant.
 //
 //	compare -tokens 1,128 -turns 5 -out bench/results/mpi.json
+//	compare -tokens 1,128 -transports tcp -forms libfabric:tcp -out bench/results/mpi-tcp.json
 //
 // Build moerail first, and see bench/peers/mpi/README.md for what MPI needs.
 // Exit codes: 0 compared, 1 a run failed or was wrong, 2 bad arguments.
@@ -19,12 +20,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"moerail/bench/peers/internal/turns"
 )
 
 // comparison is one shape: all variants, and moerail against the best peer.
@@ -44,16 +45,9 @@ type record struct {
 	Date        string          `json:"date"`
 	Commit      string          `json:"commit"`
 	Command     []string        `json:"command"`
-	Machine     machine         `json:"machine"`
+	Machine     turns.Machine   `json:"machine"`
 	CopyBW      json.RawMessage `json:"copy_bandwidth,omitempty"`
 	Comparisons []*comparison   `json:"comparisons"`
-}
-
-type machine struct {
-	CPU    string `json:"cpu"`
-	Cores  int    `json:"cores"`
-	Kernel string `json:"kernel"`
-	Go     string `json:"go"`
 }
 
 type options struct {
@@ -104,7 +98,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	f.StringVar(&o.moerail, "moerail", "bin/moerail", "the moerail binary")
 	forms := f.String("forms", "direct,fabric,inproc-direct,inproc-fabric", "ways of moerail to try: "+formsHelp)
 	f.StringVar(&o.script, "mpi", "bench/peers/mpi/run.sh", "the MPI peer's script")
-	transports := f.String("transports", "vader,vader-copy,ucx", "MPI transports to try")
+	transports := f.String("transports", "vader,vader-copy,ucx", "MPI transports to try: vader, vader-copy, ucx, tcp")
 	f.BoolVar(&o.copyBW, "copybw", true, "also measure this machine's copy bandwidth")
 	f.StringVar(&o.out, "out", "", "write the record to this file")
 	if err := f.Parse(args); err != nil {
@@ -145,10 +139,10 @@ func compare(o options) error {
 	}
 	defer os.RemoveAll(dir)
 	if out, err := exec.Command(o.script, "build").CombinedOutput(); err != nil {
-		return fmt.Errorf("building the MPI peer: %w: %s", err, lastLine(string(out)))
+		return fmt.Errorf("building the MPI peer: %w: %s", err, turns.LastLine(string(out)))
 	}
-	rec := record{Format: "moerail-compare/1", Date: time.Now().UTC().Format(time.RFC3339), Commit: commit(),
-		Command: append([]string{"compare"}, os.Args[1:]...), Machine: thisMachine()}
+	rec := record{Format: "moerail-compare/1", Date: time.Now().UTC().Format(time.RFC3339), Commit: turns.Commit(),
+		Command: turns.Portable(append([]string{"compare"}, os.Args[1:]...)), Machine: turns.ThisMachine()}
 	if o.copyBW {
 		out, err := exec.Command(o.script, "copybw").Output()
 		if err != nil || !json.Valid(out) {
@@ -177,19 +171,10 @@ func compare(o options) error {
 	}
 	for _, c := range rec.Comparisons {
 		for _, v := range c.Variants {
-			for i, arg := range v.Command { // the folder is gone when the record is read
-				v.Command[i] = strings.ReplaceAll(arg, dir, "TMP")
-			}
+			v.Command = turns.Portable(v.Command)
 		}
 	}
-	b, err := json.MarshalIndent(rec, "", " ")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(o.out), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(o.out, append(b, '\n'), 0o644)
+	return turns.Save(o.out, rec)
 }
 
 func compareShape(o options, dir string, s shape) (*comparison, error) {
@@ -236,28 +221,4 @@ func printTable(w io.Writer, c *comparison) {
 			fmt.Fprintf(w, "  %s / %s = %.2f\n", c.BestPeer, v.Name, r)
 		}
 	}
-}
-
-func commit() string {
-	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
-	if err != nil {
-		return "unknown"
-	}
-	return strings.TrimSpace(string(out))
-}
-
-func thisMachine() machine {
-	m := machine{Cores: runtime.NumCPU(), Go: runtime.Version()}
-	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
-		m.Kernel = strings.TrimSpace(string(b))
-	}
-	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(b)) {
-			if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-				m.CPU = strings.TrimSpace(value)
-				break
-			}
-		}
-	}
-	return m
 }

@@ -90,6 +90,25 @@ func TestCompareTakesMediansAndTheBestPeer(t *testing.T) {
 	}
 }
 
+// Rounds over TCP are compared with MPI over TCP.
+func TestCompareOverTCP(t *testing.T) {
+	moerail, mpi := fakes(t, "true")
+	o := testOptions(t, moerail, mpi, "-forms", "libfabric:tcp", "-transports", "tcp")
+	s := o.shape
+	s.Tokens = 1
+	c, err := compareShape(o, t.TempDir(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args, _ := os.ReadFile(filepath.Join(filepath.Dir(moerail), "args"))
+	if want := "--launch processes --fabric libfabric:tcp --ranks-per-node 0"; !strings.Contains(string(args), want) {
+		t.Errorf("moerail ran without %q: %s", want, args)
+	}
+	if c.BestPeer != "mpi tcp" || c.Ratios["moerail libfabric:tcp"] != 1.5 {
+		t.Errorf("best peer %s, ratios %v", c.BestPeer, c.Ratios)
+	}
+}
+
 func TestCompareTriesThePaddedForm(t *testing.T) {
 	moerail, mpi := fakes(t, "true")
 	o := testOptions(t, moerail, mpi)

@@ -1,18 +1,15 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
+
+	"moerail/bench/peers/internal/turns"
 )
 
 // shape is the round that both sides carry out.
@@ -72,13 +69,16 @@ var forms = []form{
 	{"inproc-fabric", "inproc", "loopback", false},
 }
 
-const formsHelp = "direct (a process per rank, same-node stores), fabric (a process per rank, every row through the fabric), inproc-direct, inproc-fabric"
+const formsHelp = "direct (a process per rank, same-node stores), fabric (a process per rank, every row through the fabric), inproc-direct, inproc-fabric, or libfabric:PROVIDER or verbs (a process per rank, every row through that)"
 
 func formOf(name string) (form, bool) {
 	for _, f := range forms {
 		if f.name == name {
 			return f, true
 		}
+	}
+	if strings.HasPrefix(name, "libfabric:") || name == "verbs" {
+		return form{name: name, launch: "processes", fabric: name}, true
 	}
 	return form{}, false
 }
@@ -172,22 +172,11 @@ func (v *variant) run(limit time.Duration) error {
 			return err // an old result must not pass for a new one
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, v.Command[0], v.Command[1:]...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // a launcher ends its ranks
-	cmd.WaitDelay = 5 * time.Second
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			err = fmt.Errorf("no result within %v", limit)
-		}
-		return fmt.Errorf("%s: %w: %s", v.Name, err, lastLine(errs.String()))
+	b, err := turns.Run(v.Command, limit)
+	if err != nil {
+		return fmt.Errorf("%s: %w", v.Name, err)
 	}
-	b := out.Bytes()
 	if v.output != "" {
-		var err error
 		if b, err = os.ReadFile(v.output); err != nil {
 			return fmt.Errorf("%s: %w", v.Name, err)
 		}
@@ -202,19 +191,9 @@ func (v *variant) run(limit time.Duration) error {
 
 // median is the median over the runs of one figure, 0 without a run.
 func (v *variant) median(figure func(sample) float64) float64 {
-	if len(v.Samples) == 0 {
-		return 0
-	}
 	xs := make([]float64, len(v.Samples))
 	for i, s := range v.Samples {
 		xs[i] = figure(s)
 	}
-	slices.Sort(xs)
-	n := len(xs)
-	return (xs[(n-1)/2] + xs[n/2]) / 2
-}
-
-func lastLine(s string) string {
-	lines := strings.Split(strings.TrimSpace(s), "\n")
-	return lines[len(lines)-1]
+	return turns.Median(xs)
 }

@@ -3,8 +3,6 @@ package rounds
 import (
 	"bufio"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,54 +53,19 @@ func Processes(ctx context.Context, program string, o *Options) (*Report, error)
 	if _, err := o.openFabric(ctx, nil); err != nil {
 		return nil, err
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	out, failed, err := Spawn(ctx, Job{Program: program, Args: o.childArgs(), Ranks: o.Ranks, Grace: childGrace + 2*time.Duration(o.Deadline)})
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous: %w", err)
-	}
-	defer listener.Close()
-	inherited, err := listener.(*net.TCPListener).File()
-	if err != nil {
-		return nil, fmt.Errorf("rendezvous: %w", err)
-	}
-	defer inherited.Close()
-	secret := make([]byte, 16)
-	rand.Read(secret)
-
-	running, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var out strings.Builder
-	children := make([]*child, o.Ranks)
-	for p := range children {
-		children[p] = &child{rank: p}
-		cmd := exec.CommandContext(running, program, o.childArgs()...)
-		cmd.Env = append(cleanEnv(os.Environ()),
-			"RANK="+strconv.Itoa(p), "LOCAL_RANK="+strconv.Itoa(p), "WORLD_SIZE="+strconv.Itoa(o.Ranks),
-			peergroup.EnvAddr+"="+listener.Addr().String(), peergroup.EnvSecret+"="+hex.EncodeToString(secret),
-			"GOMAXPROCS="+strconv.Itoa(max(1, runtime.NumCPU()/o.Ranks)))
-		if p == 0 {
-			cmd.Env = append(cmd.Env, envListener+"=1")
-			cmd.ExtraFiles = []*os.File{inherited}
-			cmd.Stdout = &out
-		}
-		cmd.Stderr = &children[p].said
-		// The kernel kills the child when the thread that started it ends; see wait.
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		cmd.WaitDelay = time.Second
-		children[p].cmd = cmd
-	}
-	first := waitAll(children, cancel, childGrace+2*time.Duration(o.Deadline))
-	if ctx.Err() != nil {
-		return nil, errInterrupted
+		return nil, err
 	}
 	rep := new(Report)
-	err = json.Unmarshal([]byte(out.String()), rep)
+	err = json.Unmarshal(out, rep)
 	switch {
-	case err != nil && first != nil:
-		return nil, blame(children, first)
+	case err != nil && failed != nil:
+		return nil, failed
 	case err != nil:
 		return nil, fmt.Errorf("rank 0 wrote no report: %w", err)
-	case first != nil && rep.Error == "":
-		rep.Verified, rep.Error = false, blame(children, first).Error()
+	case failed != nil && rep.Error == "":
+		rep.Verified, rep.Error = false, failed.Error()
 	}
 	rep.Config.Launch = o.Launch
 	return rep, nil
