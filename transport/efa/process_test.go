@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"moerail/transport"
 )
 
@@ -164,9 +166,15 @@ func (c *crew) poll() error {
 		}
 	}
 	if got == 0 {
-		runtime.Gosched()
+		yield()
 	}
 	return nil
+}
+
+// yield lets another process run: ranks outnumber cores.
+func yield() {
+	runtime.Gosched()
+	_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }
 
 func (c *crew) until(what string, cond func() bool) error {
@@ -470,4 +478,13 @@ func TestProcessesTwoSlotsTenThousandWrites(t *testing.T) {
 	eachProvider(t, func(t *testing.T, provider string) {
 		runJob(t, job{Provider: provider, Ranks: 2, Domains: 1, Writes: 10000, MaxSend: 2})
 	})
+}
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }
