@@ -20,7 +20,7 @@ var tried = []string{"efa", "tcp", "tcp;ofi_rxm", "net", "shm"}
 
 func discover(path string) Discovery {
 	d := Discovery{Headers: fabric.HeaderVersion()}
-	lib, err := openLibrary(path, defaultProvider)
+	lib, err := openLibrary(path)
 	if err != nil {
 		d.Err, d.Remedy = err, remedyLibrary
 		return d

@@ -53,7 +53,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.MaxRegion == 0 {
 		cfg.MaxRegion = noPiece
 	}
-	lib, err := openLibrary(cfg.Library, cfg.Provider)
+	lib, err := openLibrary(cfg.Library)
 	if err != nil {
 		return nil, err
 	}
@@ -122,22 +122,25 @@ func choose(found []*offer, cfg *Config) ([]*offer, error) {
 	return found, nil
 }
 
-// openLibrary opens libfabric, after setting what EFA reads when it is loaded.
-// What the user has set stays.
-func openLibrary(path, provider string) (*fabric.Library, error) {
-	if provider == "" || provider == defaultProvider {
-		for name, value := range map[string]string{
-			// Writes and reads by the device, not emulated with copies: 1.17 leaves it
-			// off on some instances (fi_efa(7), FI_EFA_USE_DEVICE_RDMA).
-			"FI_EFA_USE_DEVICE_RDMA": "1",
-			// As the endpoint option where that exists (1.21): ranks of one host do not
-			// go through EFA's own shared memory.
-			"FI_EFA_ENABLE_SHM_TRANSFER": "0",
-		} {
-			if _, ok := os.LookupEnv(name); !ok {
-				if err := os.Setenv(name, value); err != nil {
-					return nil, fmt.Errorf("efa: %w", err)
-				}
+// settings are what libfabric reads from the environment when it is loaded, for
+// want of another way. What the user has set stays.
+var settings = []struct{ name, value string }{
+	// Writes and reads by the device, not emulated with copies: 1.17 leaves it off
+	// on some instances (fi_efa(7), FI_EFA_USE_DEVICE_RDMA).
+	{"FI_EFA_USE_DEVICE_RDMA", "1"},
+	// As the endpoint option where that exists (1.21): ranks of one host do not go
+	// through EFA's own shared memory.
+	{"FI_EFA_ENABLE_SHM_TRANSFER", "0"},
+	// ofi_rxm looks at its connections this often, in microseconds. Its default of
+	// 10000 makes each step of a connection's set-up take that long (fi_rxm(7)).
+	{"FI_OFI_RXM_CM_PROGRESS_INTERVAL", "500"},
+}
+
+func openLibrary(path string) (*fabric.Library, error) {
+	for _, s := range settings {
+		if _, ok := os.LookupEnv(s.name); !ok {
+			if err := os.Setenv(s.name, s.value); err != nil {
+				return nil, fmt.Errorf("efa: %w", err)
 			}
 		}
 	}
