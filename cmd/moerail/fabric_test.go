@@ -237,6 +237,28 @@ func TestKilledRankOverLibfabric(t *testing.T) {
 	}
 }
 
+// TestInterruptedOverLibfabric: the library, and what it brings in, leaves signals
+// to the program.
+func TestInterruptedOverLibfabric(t *testing.T) {
+	needLibfabric(t, "tcp")
+	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		cmd := command(t, "run", "--fabric", "libfabric:tcp", "--ranks", "2", "--experts", "4", "--top-k", "2", "--hidden", "64", "--tokens", "4",
+			"--rounds", "1000000", "--verify", "off")
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		awaitWork(t, map[int]int{0: cmd.Process.Pid})
+		cmd.Process.Signal(signal)
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 1 || strings.Count(errs.String(), "\n") != 1 ||
+			!strings.Contains(errs.String(), "interrupted") && !strings.Contains(errs.String(), "canceled") {
+			t.Errorf("%v: exit code %d, said %q", signal, code, &errs)
+		}
+	}
+}
+
 // removeShm removes what libfabric's shm leaves in /dev/shm of killed processes.
 func removeShm(t *testing.T, pids map[int]int) {
 	t.Helper()

@@ -134,6 +134,10 @@ var settings = []struct{ name, value string }{
 	// ofi_rxm looks at its connections this often, in microseconds. Its default of
 	// 10000 makes each step of a connection's set-up take that long (fi_rxm(7)).
 	{"FI_OFI_RXM_CM_PROGRESS_INTERVAL", "500"},
+	// Debian's libfabric brings in libinfinipath, which on being loaded takes over
+	// SIGINT, SIGTERM, SIGSEGV and others for the whole process, to write a backtrace
+	// into a file and exit; unless it finds this.
+	{"IPATH_NO_BACKTRACE", "1"},
 }
 
 func openLibrary(path string) (*fabric.Library, error) {
