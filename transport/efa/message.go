@@ -1,0 +1,113 @@
+//go:build libfabric && cgo
+
+package efa
+
+import (
+	"fmt"
+
+	"moerail/internal/fabric"
+	"moerail/transport"
+)
+
+// send posts a message. Its tag names the life that it is meant for and the one
+// that it comes from.
+func (d *domain) send(w *write) error {
+	if w.len > d.limits.MaxRecvSize {
+		return fmt.Errorf("%w: send of %d bytes, the limit is %d", transport.ErrOutOfRange, w.len, d.limits.MaxRecvSize)
+	}
+	if err := w.local.check(w.localOff, w.len); err != nil {
+		return err
+	}
+	if err := d.oneDescriptor(w.local, w.localOff, w.len); err != nil {
+		return err
+	}
+	if d.full() {
+		return transport.ErrAgain
+	}
+	slot, op := d.take()
+	op.Kind, op.Peer, op.Len = fabric.Send, w.peer.number, w.len
+	op.Data = uint64(w.peer.id.life())<<32 | uint64(d.id.life())
+	op.Raddr, op.Rkey = 0, 0
+	d.source(slot, op, w)
+	d.launch(slot, w)
+	return nil
+}
+
+// maxMessageBytes bounds messages, which are for control and small payloads. A
+// receive always has room for the longest, in memory of the domain's own, and its
+// bytes are copied to where they belong when they have come: tcp tears the
+// connection down, with all that follows on it, at a message that is longer than
+// its receive, and no provider then touches memory of a region that closed.
+const maxMessageBytes = 64 << 10
+
+// landingOff is where a receive's bytes arrive.
+func (d *domain) landingOff(slot uint32) uint64 { return uint64(int(slot)-d.txSlots) * maxMessageBytes }
+
+// oneDescriptor refuses a message that one descriptor does not cover.
+func (d *domain) oneDescriptor(r *region, off, n uint64) error {
+	if n > 0 && d.info.MRMode&fabric.MRLocal != 0 && r.seam(off, n) {
+		return fmt.Errorf("%w: a message of %d bytes at %d crosses a seam between registrations of %d bytes", transport.ErrUnsupported, n, off, r.key.piece)
+	}
+	return nil
+}
+
+// PostRecv implements transport.Domain. A receive into a region that closes
+// meanwhile ends as StatusFlushed.
+func (d *domain) PostRecv(rrs []transport.RecvRequest) (int, error) {
+	if !d.enter() {
+		return 0, transport.ErrClosed
+	}
+	n, err := 0, error(nil)
+	for n < len(rrs) {
+		if err = d.receive(&rrs[n]); err != nil {
+			break
+		}
+		n++
+	}
+	if err == transport.ErrAgain {
+		d.stat.again.Add(1)
+	}
+	d.leave()
+	return n, err
+}
+
+func (d *domain) receive(rr *transport.RecvRequest) error {
+	var r *region
+	if rr.Len > 0 || rr.Local != transport.NoKey {
+		pp := d.regions.Get(int32(rr.Local))
+		if pp == nil {
+			return fmt.Errorf("%w: local key %d", transport.ErrBadHandle, rr.Local)
+		}
+		r = *pp
+		if err := r.check(rr.Off, rr.Len); err != nil {
+			return err
+		}
+		if r.mem.Kind == transport.MemoryDevice {
+			if err := d.oneDescriptor(r, rr.Off, rr.Len); err != nil {
+				return err
+			}
+		}
+	}
+	if d.posted >= d.limits.MaxRecv || len(d.freeRecv) == 0 {
+		return transport.ErrAgain
+	}
+	n := len(d.freeRecv) - 1
+	slot := d.freeRecv[n]
+	d.freeRecv = d.freeRecv[:n]
+	op := &d.f.Slots[slot].Op
+	op.Kind, op.Flags, op.Data = fabric.Recv, 0, uint64(d.id.life())<<32
+	fl := flight{id: rr.ID, op: transport.OpRecv, bytes: rr.Len, peer: transport.NoPeer, used: true, local: r}
+	if r != nil && r.mem.Kind == transport.MemoryDevice {
+		op.Src, op.Desc, op.Len = r.addr+rr.Off, r.regs[min(rr.Off/r.key.piece, uint64(len(r.regs)-1))].Desc, rr.Len
+	} else {
+		op.Src, op.Desc, op.Len = d.landing.addr+d.landingOff(slot), d.landing.regs[0].Desc, maxMessageBytes
+		if r != nil {
+			fl.result = r.mem.Host[rr.Off : rr.Off+rr.Len]
+		}
+	}
+	d.flights[slot] = fl
+	d.f.RecvRing[d.recvTail&uint32(len(d.f.RecvRing)-1)] = slot
+	d.recvTail++
+	d.posted++
+	return nil
+}
