@@ -72,7 +72,7 @@ var layers = []layer{
 var above = []string{"cmd/...", "bench/...", "tools/...", "examples/..."}
 
 // cgoFolders may import "C".
-var cgoFolders = []string{"internal/fabric", "internal/ibv"}
+var cgoFolders = []string{"internal/fabric", "internal/ibv", "internal/ibv/ibvfake"}
 
 // impure lists standard packages that a pure package may not import; their
 // subpackages are included.

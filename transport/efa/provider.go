@@ -161,8 +161,8 @@ func listed(lib *fabric.Library, device bool) string {
 	return out
 }
 
-// Name is the provider's, as libfabric says it.
-func (p *Provider) Name() string { return p.name }
+// Name is "libfabric:" and the provider as libfabric calls it.
+func (p *Provider) Name() string { return "libfabric:" + p.name }
 
 // Library is the path and version of the library.
 func (p *Provider) Library() (path, version string) { return p.lib.Path(), p.lib.Version() }

@@ -1,14 +1,13 @@
-//go:build !verbs
+//go:build !(verbs && cgo && linux)
 
 package verbs
 
 import "moerail/transport"
 
-// Built says whether libibverbs was compiled in.
+// Built tells whether libibverbs support was compiled in.
 const Built = false
 
-// Provider opens domains of RDMA devices. This build has none,
-// so that no value of it is ever handed out and the zero value refuses all.
+// Provider is never made in this build.
 type Provider struct{}
 
 var _ transport.Provider = (*Provider)(nil)
@@ -16,9 +15,9 @@ var _ transport.Provider = (*Provider)(nil)
 // New fails with ErrNotBuilt.
 func New(Config) (*Provider, error) { return nil, ErrNotBuilt }
 
-// Discover finds ErrNotBuilt.
+// Discover says that there is nothing, and why.
 func Discover() Discovery {
-	return Discovery{Err: ErrNotBuilt, Remedy: "apt-get install libibverbs-dev gcc, then go build -tags verbs"}
+	return Discovery{Err: ErrNotBuilt, Remedy: "rebuild with -tags verbs"}
 }
 
 // Name is "verbs".
@@ -35,5 +34,8 @@ func (*Provider) Open(string, transport.DomainConfig) (transport.Domain, error) 
 // Alloc fails with ErrNotBuilt.
 func (*Provider) Alloc(uint64) (transport.Memory, error) { return transport.Memory{}, ErrNotBuilt }
 
-// Free fails with ErrNotBuilt.
-func (*Provider) Free(transport.Memory) error { return ErrNotBuilt }
+// Free has nothing to release.
+func (*Provider) Free(transport.Memory) error { return nil }
+
+// VendorText says that no completion comes from this build.
+func VendorText(uint32) string { return "no completion of this build" }

@@ -88,7 +88,16 @@ func (s *Set) openLibfabric(ctx context.Context, provider string) (transport.Pro
 	if err != nil {
 		return nil, err // not a nil *efa.Provider in an interface
 	}
+	if f, ok := any(p).(featured); ok && f.Features().ImmBytes < 4 {
+		return nil, fmt.Errorf("%s has no immediates beside its writes, which rounds count: %s", provider, strings.Join(f.Missing(), "; "))
+	}
 	return p, nil
+}
+
+// featured is an efa.Provider, in a build that has it.
+type featured interface {
+	Features() efa.Features
+	Missing() []string
 }
 
 func openVerbs(cfg Config) (transport.Provider, error) {

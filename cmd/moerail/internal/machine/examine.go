@@ -64,7 +64,7 @@ func Examine() Report {
 	kernel := rdmaDevices("/")
 	add(loopbackFabric(), shmFabric(), memfd())
 	add(r.Verbs.findings(kernel)...)
-	add(r.Libfabric.findings(tryLibfabric)...)
+	add(r.Libfabric.findings()...)
 	add(hostDevice(), cuda(), cores())
 	if limit, err := lockedLimit(); err != nil {
 		add(Finding{"locked memory", Poor, err.Error(), "allow getrlimit in the container's seccomp profile"})
