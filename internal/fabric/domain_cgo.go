@@ -42,6 +42,7 @@ type Config struct {
 	CQ          int // entries of the completion queue
 	EmptyRecvs  int // kept posted for providers with ModeRxCQData
 	Tagged      bool
+	DataBytes   int  // how much data can go beside a write or message
 	Device      bool // memory of GPUs will be registered
 	EFA         bool
 	LocalMemory bool // local memory needs a descriptor (MRLocal)
@@ -75,7 +76,7 @@ func (l *Library) OpenDomain(info *Info, cfg Config) (*Domain, error) {
 		life: C.uint64_t(cfg.Life), timeout_ms: C.uint64_t(cfg.TimeoutMS),
 		num_slots: C.uint32_t(total), num_sends: C.uint32_t(cfg.Sends), num_recvs: C.uint32_t(cfg.Recvs),
 		max_peers: C.uint32_t(cfg.MaxPeers), ring_size: C.uint32_t(ring), cq_size: C.uint32_t(cfg.CQ), pool: C.uint32_t(cfg.EmptyRecvs),
-		tagged: flag(cfg.Tagged), local_mr: flag(cfg.LocalMemory), device_memory: flag(cfg.Device), is_efa: flag(cfg.EFA),
+		tagged: flag(cfg.Tagged), data_bytes: C.uint8_t(cfg.DataBytes), local_mr: flag(cfg.LocalMemory), device_memory: flag(cfg.Device), is_efa: flag(cfg.EFA),
 	}
 	var step C.int
 	var d *C.moe_dom

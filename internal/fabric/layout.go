@@ -11,11 +11,11 @@ const InlineBytes = 128
 type Op struct {
 	_      structs.HostLayout
 	Src    uint64 // local address, also where reads, receives and old values go
-	Raddr  uint64 // what the provider wants: an address, or an offset
+	Raddr  uint64 // what the provider wants: an address, or an offset; of a message: its tag
 	Rkey   uint64 // or, with FlagTarget, the address of a Target
 	Desc   uint64 // of the local memory, 0 where none is needed
 	Len    uint64
-	Data   uint64 // of a write: what goes to the target's queue; of a message: its tag
+	Data   uint64 // for the target's queue
 	Peer   uint32
 	Kind   Kind
 	Flags  Flag
@@ -43,11 +43,10 @@ type Completion struct {
 	Kind   End
 	Status Status
 	Orphan bool // the provider still has the slot: it comes back as OrphanBack
-	_      uint8
+	Marked bool // Data came beside a message
 	Errno  uint32
 	Vendor uint32
-	Data   uint64 // of an immediate
-	Tag    uint64 // of a message
+	Data   uint64 // of an immediate, or beside a message
 	Len    uint64
 }
 

@@ -64,11 +64,11 @@ enum { MOE_END = 1, MOE_RECEIVED, MOE_IMM, MOE_ORPHAN_BACK };
 // One operation, as Go describes it.
 typedef struct moe_op {
 	uint64_t src;   // local address, also where reads, receives and old values go
-	uint64_t raddr; // what the provider wants: an address, or an offset
+	uint64_t raddr; // what the provider wants: an address, or an offset; of a message: its tag
 	uint64_t rkey;  // or the address of a moe_target
 	uint64_t desc;  // of the local memory, 0 where none is needed
 	uint64_t len;
-	uint64_t data;  // of a write: the data for the target's queue; of a message: the tag
+	uint64_t data;  // for the target's queue
 	uint32_t peer;
 	uint8_t kind, flags, state, status;
 	uint32_t next;  // C's: in the queue of a peer, or of what has ended
@@ -85,11 +85,11 @@ typedef struct moe_slot {
 typedef struct moe_completion {
 	uint32_t slot;
 	uint8_t kind, status;
-	uint8_t orphan, pad; // orphan: the provider still has the slot
+	uint8_t orphan;      // the provider still has the slot
+	uint8_t has_data;    // a message came with data
 	uint32_t err;        // errno
 	uint32_t vendor; // the provider's own code
-	uint64_t data;   // of an immediate
-	uint64_t tag;    // of a message
+	uint64_t data;       // of an immediate, or beside a message
 	uint64_t len;
 } moe_completion;
 
@@ -103,13 +103,14 @@ typedef struct moe_target {
 
 _Static_assert(sizeof(moe_op) == 64, "moe_op is one cache line");
 _Static_assert(sizeof(moe_slot) == 256, "moe_slot is four cache lines");
-_Static_assert(sizeof(moe_completion) == 40, "moe_completion is mirrored in Go");
+_Static_assert(sizeof(moe_completion) == 32, "moe_completion is mirrored in Go");
 
 typedef struct moe_peer {
 	fi_addr_t addr;
 	uint64_t since;        // ms: when it last took something, or began to owe
 	uint32_t head, tail;   // operations waiting to be posted
 	uint32_t queued, posted;
+	uint64_t owed;         // bytes of what is queued and posted
 	uint8_t known, lost, blocked;
 } moe_peer;
 

@@ -9,8 +9,8 @@ import (
 	"moerail/transport"
 )
 
-// send posts a message. Its tag names the life that it is meant for and the one
-// that it comes from.
+// send posts a message. Its tag is the life that it is meant for; the data beside
+// it says which it comes from.
 func (d *domain) send(w *write) error {
 	if w.len > d.limits.MaxRecvSize {
 		return fmt.Errorf("%w: send of %d bytes, the limit is %d", transport.ErrOutOfRange, w.len, d.limits.MaxRecvSize)
@@ -26,8 +26,7 @@ func (d *domain) send(w *write) error {
 	}
 	slot, op := d.take()
 	op.Kind, op.Peer, op.Len = fabric.Send, w.peer.number, w.len
-	op.Data = uint64(w.peer.id.life())<<32 | uint64(d.id.life())
-	op.Raddr, op.Rkey = 0, 0
+	op.Raddr, op.Rkey, op.Data = w.peer.id.generation, 0, uint64(d.id.life())
 	d.source(slot, op, w)
 	d.launch(slot, w)
 	return nil
@@ -95,7 +94,7 @@ func (d *domain) receive(rr *transport.RecvRequest) error {
 	slot := d.freeRecv[n]
 	d.freeRecv = d.freeRecv[:n]
 	op := &d.f.Slots[slot].Op
-	op.Kind, op.Flags, op.Data = fabric.Recv, 0, uint64(d.id.life())<<32
+	op.Kind, op.Flags, op.Raddr = fabric.Recv, 0, d.id.generation
 	fl := flight{id: rr.ID, op: transport.OpRecv, bytes: rr.Len, peer: transport.NoPeer, used: true, local: r}
 	if r != nil && r.mem.Kind == transport.MemoryDevice {
 		op.Src, op.Desc, op.Len = r.addr+rr.Off, r.regs[min(rr.Off/r.key.piece, uint64(len(r.regs)-1))].Desc, rr.Len

@@ -151,8 +151,8 @@ func (d *domain) received(c *fabric.Completion, out *transport.Completion) bool 
 		}
 		off := d.landingOff(c.Slot)
 		copy(fl.result, d.landing.mem.Host[off:off+out.Bytes])
-		if d.id.flags&flagTagged != 0 {
-			if p, ok := d.byLife[uint32(c.Tag)]; ok {
+		if c.Marked {
+			if p, ok := d.byLife[uint32(c.Data)]; ok {
 				out.Peer = p
 			}
 		}
