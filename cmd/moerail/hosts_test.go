@@ -249,6 +249,7 @@ func TestTwoHostsCutLink(t *testing.T) {
 	cut := time.Now()
 	for r, cmd := range j.cmds {
 		j.wait[r]()
+		t.Logf("after %v rank %d: %s", time.Since(cut).Round(time.Millisecond), r, strings.TrimSpace(j.errs[r].String()))
 		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(j.errs[r].String(), "rank") {
 			t.Errorf("rank %d: exit code %d, said %q", r, code, &j.errs[r])
 		}
@@ -265,6 +266,7 @@ func (j *jobOnTwoHosts) lost(t *testing.T, victim int, deadline time.Duration) {
 	began := time.Now()
 	for r, cmd := range j.cmds {
 		j.wait[r]()
+		t.Logf("after %v rank %d: %s", time.Since(began).Round(time.Millisecond), r, strings.TrimSpace(j.errs[r].String()))
 		if r == victim {
 			continue
 		}

@@ -110,6 +110,7 @@ typedef struct moe_peer {
 	uint64_t since;        // ms: when it last took something, or began to owe
 	uint32_t head, tail;   // operations waiting to be posted
 	uint32_t queued, posted;
+	uint64_t owed;         // bytes of what is queued and posted
 	uint8_t known, lost, blocked;
 } moe_peer;
 

@@ -9,6 +9,7 @@
 enum {
 	POST_BATCH = 128,   // requests given to the provider in one call
 	ENTRIES = 64,       // completions read in one call
+	SLOWEST = 16 << 10, // bytes that a living peer's path moves in a millisecond, at least
 };
 
 static uint64_t now_ms(void)
@@ -128,6 +129,7 @@ static void flush(moe_dom *d, uint32_t i, int status, int err)
 		d->slots[s].op.state = MOE_ENDED;
 		ended(d, s, status, err);
 	}
+	p->owed = 0;
 	if (p->posted == 0)
 		return;
 	for (uint32_t s = 0; s < d->cfg.num_sends; s++) {
@@ -162,6 +164,7 @@ static int try_post(moe_dom *d, uint32_t i, uint32_t s)
 		return 0;
 	}
 	op->state = MOE_ENDED;
+	p->owed -= op->len;
 	int lost = gone((int)-r);
 	ended(d, s, lost ? MOE_LOST : MOE_ERROR, (int)-r);
 	if (lost)
@@ -187,6 +190,7 @@ static void submit(moe_dom *d, uint32_t s, uint64_t now)
 	}
 	if (p->posted + p->queued == 0)
 		p->since = now;
+	p->owed += op->len;
 	if (p->queued > 0 || try_post(d, i, s))
 		enqueue(d, p, i, s);
 	else if (p->lost)
@@ -343,6 +347,7 @@ static int take(moe_dom *d, uint32_t s, int status, int err, int vendor, const s
 	c->kind = MOE_END;
 	moe_peer *p = &d->peers[op->peer];
 	p->posted--;
+	p->owed -= op->len;
 	d->outstanding--;
 	if (status == MOE_OK)
 		p->since = now;
@@ -452,7 +457,8 @@ static void check_deadlines(moe_dom *d, uint64_t now)
 	d->next_check = now + d->cfg.timeout_ms / 16 + 1;
 	for (uint32_t i = 0; i < d->num_peers; i++) {
 		moe_peer *p = &d->peers[i];
-		if (p->posted + p->queued > 0 && now - p->since >= d->cfg.timeout_ms)
+		// One long operation brings no sign of life until its end.
+		if (p->posted + p->queued > 0 && now - p->since >= d->cfg.timeout_ms + p->owed / SLOWEST)
 			lose(d, i, ETIMEDOUT);
 	}
 }
@@ -531,6 +537,7 @@ void moe_drop_marked(moe_dom *d)
 			op->next = MOE_NONE;
 			if (op->flags & MOE_FLAG_DROP) {
 				op->state = MOE_ENDED;
+				p->owed -= op->len;
 				ended(d, s, MOE_FLUSHED, ECANCELED);
 			} else {
 				if (p->queued++ == 0)
@@ -553,6 +560,7 @@ void moe_orphan(moe_dom *d, uint32_t s)
 		return;
 	op->state = MOE_ORPHAN;
 	d->peers[op->peer].posted--;
+	d->peers[op->peer].owed -= op->len;
 	ended(d, s, MOE_FLUSHED, ECANCELED);
 }
 

@@ -20,7 +20,8 @@ type Config struct {
 	// library's order, IPv4 before IPv6, and loopback last.
 	Interface string
 	// ConnectTimeout is how long a peer may owe something and end nothing before it
-	// is lost. 0 means 10 s.
+	// is lost; 1 s more for each 16 MiB that it owes, since a long operation gives
+	// no sign of life until its end. 0 means 10 s.
 	ConnectTimeout time.Duration
 	// DeviceMemory asks for providers that can register memory of GPUs.
 	DeviceMemory bool

@@ -199,9 +199,9 @@ func (d *domain) dial(l *link) {
 		d.wake(l)
 		return
 	}
-	now := time.Now()
+	// The time that the peer has begins with the first hello, in a poll.
 	d.setState(l, linkDialing)
-	l.until, l.next, l.pause = now.Add(d.cfg.HandshakeTimeout), now, firstPause
+	l.until, l.next, l.pause = time.Time{}, time.Time{}, firstPause
 }
 
 // setState keeps count of the links that need the clock.
@@ -253,8 +253,6 @@ func (d *domain) hear(l *link, h *hello) {
 		d.wake(l)
 	} else if l.state != linkDialing {
 		d.dial(l)
-		l.next = l.next.Add(firstPause) // the answer below is a hello
-		answer = true
 	}
 	if answer {
 		d.mail.send(l, kindHello)
@@ -312,6 +310,10 @@ func (d *domain) rebuild(q *rcQP) {
 func (d *domain) lose(l *link, vendor uint32, reason error) {
 	if l.given {
 		return
+	}
+	var ce *ibv.CallError
+	if vendor == 0 && errors.As(reason, &ce) {
+		vendor = uint32(ce.Errno)
 	}
 	l.why = fmt.Errorf("%w: verbs: %s: peer %s: %w", transport.ErrPeerLost, d.where(), &l.id, reason)
 	for i := range l.chans {
@@ -462,6 +464,9 @@ func (d *domain) tick(now time.Time) {
 	for _, l := range d.links {
 		if l.state != linkDialing && l.state != linkLost || now.Before(l.next) {
 			continue
+		}
+		if l.until.IsZero() {
+			l.until = now.Add(d.cfg.HandshakeTimeout)
 		}
 		if l.state == linkDialing && now.After(l.until) {
 			d.lose(l, 0, fmt.Errorf("it did not answer a handshake within %v", d.cfg.HandshakeTimeout))

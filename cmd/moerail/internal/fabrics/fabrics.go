@@ -62,14 +62,15 @@ func Resolve(name string, oneProcess bool) (string, error) {
 }
 
 // best is what auto stands for, given what is found. Software devices are never
-// chosen: they are for tests, and slower than shm.
+// chosen: they are for tests, and slower than shm. EFA devices are libibverbs' too,
+// but have no reliable connections.
 func best(oneProcess bool, hasEFA func() bool, findVerbs func() verbs.Discovery) string {
 	if efa.Built && hasEFA() {
 		return "efa"
 	}
 	if verbs.Built {
 		for _, d := range findVerbs().Devices {
-			if d.Err == nil && !d.Software && activePort(d) {
+			if d.Err == nil && d.PCI != "" && d.Vendor != amazon && activePort(d) {
 				return "verbs"
 			}
 		}
@@ -79,6 +80,9 @@ func best(oneProcess bool, hasEFA func() bool, findVerbs func() verbs.Discovery)
 	}
 	return "shm"
 }
+
+// amazon is the PCI vendor of EFA devices.
+const amazon = 0x1d0f
 
 // rdmaClass is where the kernel lists RDMA devices; those of EFA are among them.
 const rdmaClass = "/sys/class/infiniband"
@@ -95,7 +99,7 @@ func efaHere() bool {
 
 func activePort(d verbs.Device) bool {
 	for _, p := range d.Ports {
-		if p.State == "active" {
+		if p.Active {
 			return true
 		}
 	}
@@ -107,22 +111,9 @@ func refused(fabric string, err error) error {
 	if err == nil {
 		return nil
 	}
-	reason := err.Error()
-	if errors.Is(err, efa.ErrNoProvider) {
-		if have := usable(efa.Discover()); have != "" && !strings.Contains(reason, have) {
-			reason += "; usable here: " + have
-		}
+	reason := strings.ReplaceAll(err.Error(), "\n", "; ")
+	if errors.Is(err, efa.ErrNoProvider) || errors.Is(err, verbs.ErrNoDevice) {
+		reason += `; "moerail doctor" says what there is and what it takes`
 	}
 	return &Error{fabric, reason, err}
-}
-
-// usable lists the providers of a library that can carry moerail's writes.
-func usable(d efa.Discovery) string {
-	var names []string
-	for _, p := range d.Providers {
-		if p.Err == nil && len(p.Devices) > 0 {
-			names = append(names, libfabricPrefix+p.Name)
-		}
-	}
-	return strings.Join(names, ", ")
 }

@@ -19,21 +19,22 @@ func none(string) string { return "" }
 func TestAutoTakesTheBestRealFabric(t *testing.T) {
 	broken := errors.New("broken")
 	real := func(d verbs.Device) verbs.Discovery { return verbs.Discovery{Devices: []verbs.Device{d}} }
-	up, down := []verbs.Port{{Number: 1, State: "down"}, {Number: 2, State: "active"}}, []verbs.Port{{Number: 1, State: "down"}}
+	up, down := []verbs.Port{{Number: 1, State: "down"}, {Number: 2, State: "active", Active: true}}, []verbs.Port{{Number: 1, State: "down"}}
 	for name, c := range map[string]struct {
 		efa   bool
 		verbs verbs.Discovery
 		want  string // "" is none of both
 	}{
 		"nothing":           {},
-		"software only":     {verbs: real(verbs.Device{Name: "rxe0", Software: true, Ports: up})},
+		"software only":     {verbs: real(verbs.Device{Name: "rxe0", Ports: up})},
 		"library missing":   {verbs: verbs.Discovery{Err: verbs.ErrNoLibrary}},
 		"efa":               {efa: true, want: "efa"},
-		"both":              {efa: true, verbs: real(verbs.Device{Name: "mlx5_0", Ports: up}), want: "efa"},
-		"verbs":             {verbs: real(verbs.Device{Name: "mlx5_0", Ports: up}), want: "verbs"},
-		"verbs, port down":  {verbs: real(verbs.Device{Name: "mlx5_0", Ports: down})},
-		"verbs, no access":  {verbs: real(verbs.Device{Name: "mlx5_0", Ports: up, Err: broken})},
-		"second port is up": {verbs: real(verbs.Device{Name: "mlx5_0", Ports: []verbs.Port{down[0], up[1]}}), want: "verbs"},
+		"both":              {efa: true, verbs: real(verbs.Device{Name: "mlx5_0", PCI: "0000:18:00.0", Ports: up}), want: "efa"},
+		"verbs":             {verbs: real(verbs.Device{Name: "mlx5_0", PCI: "0000:18:00.0", Ports: up}), want: "verbs"},
+		"verbs, port down":  {verbs: real(verbs.Device{Name: "mlx5_0", PCI: "0000:18:00.0", Ports: down})},
+		"verbs, no access":  {verbs: real(verbs.Device{Name: "mlx5_0", PCI: "0000:18:00.0", Ports: up, Err: broken})},
+		"EFA, no libfabric": {verbs: real(verbs.Device{Name: "efa_0", PCI: "0000:00:06.0", Vendor: 0x1d0f, Ports: up})},
+		"second port is up": {verbs: real(verbs.Device{Name: "mlx5_0", PCI: "0000:18:00.0", Ports: []verbs.Port{down[0], up[1]}}), want: "verbs"},
 	} {
 		want := c.want
 		if want == "efa" && !efa.Built {

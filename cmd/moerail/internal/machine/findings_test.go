@@ -71,11 +71,12 @@ func TestLibfabricFindings(t *testing.T) {
 
 func TestVerbsFindings(t *testing.T) {
 	here := Finding{"RDMA devices", OK, "mlx5_0", ""}
-	mlx := verbs.Device{Name: "mlx5_0", Firmware: "28.39", PCI: "0000:18:00.0", NUMA: 1, Ports: []verbs.Port{
-		{Number: 1, State: "active", LinkLayer: "ethernet", BytesPerSecond: 50e9, MTU: 4096, GIDs: []verbs.GID{{Index: 3, Type: "RoCE v2", Address: "::ffff:10.0.0.1"}}}}}
+	mlx := verbs.Device{Name: "mlx5_0", Firmware: "28.39", PCI: "0000:18:00.0", NUMA: 1, MaxQueuePairs: 1000, Atomics: true, Ports: []verbs.Port{
+		{Number: 1, State: "active", Active: true, LinkLayer: "Ethernet", BytesPerSecond: 50e9, MTU: 4096,
+			GIDs: []verbs.GID{{Index: 3, Type: "RoCE v2", Address: "::ffff:10.0.0.1", Chosen: true}}}}}
 	down, rxe, closed := mlx, mlx, mlx
-	down.Ports = []verbs.Port{{Number: 1, State: "down"}}
-	rxe.Name, rxe.Software, rxe.NUMA = "rxe0", true, -1
+	down.Ports = []verbs.Port{{Number: 1, State: "down", LinkLayer: "InfiniBand"}}
+	rxe.Name, rxe.PCI, rxe.NUMA, rxe.Atomics = "rxe0", "", -1, false
 	closed.Err = errors.New("ibv_open_device: permission denied")
 	for name, c := range map[string]struct {
 		built bool
@@ -83,14 +84,15 @@ func TestVerbsFindings(t *testing.T) {
 		want  []string
 	}{
 		"not built":  {false, verbs.Discovery{Err: verbs.ErrNotBuilt, Remedy: "build it"}, []string{"fabric verbs|absent|not in this build|build it", "RDMA devices|ok|mlx5_0|"}},
-		"no library": {true, verbs.Discovery{Err: verbs.ErrNoLibrary}, []string{"fabric verbs|absent|" + verbs.ErrNoLibrary.Error() + "|apt-get install libibverbs1"}},
-		"no device":  {true, verbs.Discovery{Library: "/lib/libibverbs.so.1"}, []string{"fabric verbs|absent|no RDMA device|an RDMA NIC"}},
-		"mlx5": {true, verbs.Discovery{Version: "44", Library: "/lib/libibverbs.so.1", Devices: []verbs.Device{mlx}}, []string{
+		"no library": {true, verbs.Discovery{Err: verbs.ErrNoLibrary, Remedy: "install it"}, []string{"fabric verbs|absent|verbs: libibverbs is missing", "|install it"}},
+		"no device":  {true, verbs.Discovery{Library: "/lib/libibverbs.so.1", Err: verbs.ErrNoDevice}, []string{"fabric verbs|absent|verbs: no usable RDMA device", "/lib/libibverbs.so.1", "|an RDMA NIC"}},
+		"mlx5": {true, verbs.Discovery{Version: "44", Library: "/lib/libibverbs.so.1", DMABuf: true, Devices: []verbs.Device{mlx}}, []string{
 			"fabric verbs|ok|libibverbs 44, /lib/libibverbs.so.1|",
-			"verbs mlx5_0|ok|PCI 0000:18:00.0; NUMA node 1; firmware 28.39; port 1 active, ethernet, 50 GB/s, MTU 4096, GID 3 RoCE v2 ::ffff:10.0.0.1|"}},
-		"down":   {true, verbs.Discovery{Devices: []verbs.Device{down}}, []string{"verbs mlx5_0|poor|", "port 1 down|bring the link up"}},
-		"rxe":    {true, verbs.Discovery{Devices: []verbs.Device{rxe}}, []string{"verbs rxe0|ok|software, for tests; PCI"}},
-		"closed": {true, verbs.Discovery{Devices: []verbs.Device{closed}}, []string{"verbs mlx5_0|poor|ibv_open_device: permission denied|access to /dev/infiniband"}},
+			"verbs mlx5_0|ok|PCI 0000:18:00.0; NUMA node 1; firmware 28.39; 1000 queue pairs; port 1 active, Ethernet, 50 GB/s, MTU 4096, GID 3 RoCE v2 ::ffff:10.0.0.1 (used)|"}},
+		"old":    {true, verbs.Discovery{Devices: []verbs.Device{mlx}}, []string{"no DMA buffers (rdma-core before 34)"}},
+		"down":   {true, verbs.Discovery{Err: verbs.ErrNoDevice, Devices: []verbs.Device{down}}, []string{"fabric verbs|absent|", "verbs mlx5_0|poor|", "port 1 down, InfiniBand|bring the link up"}},
+		"rxe":    {true, verbs.Discovery{Devices: []verbs.Device{rxe}}, []string{"verbs rxe0|ok|software, for tests; firmware 28.39; 1000 queue pairs; no atomics"}},
+		"closed": {true, verbs.Discovery{Devices: []verbs.Device{closed}}, []string{"verbs mlx5_0|poor|ibv_open_device: permission denied; PCI", "|access to /dev/infiniband"}},
 	} {
 		v := describeVerbs(c.built, c.d)
 		got := v.findings(here)

@@ -15,54 +15,66 @@ import (
 // Verbs is what doctor's JSON says of libibverbs.
 type Verbs struct {
 	Built   bool          `json:"built"`
-	Library string        `json:"library"` // path, "" if none was opened
+	Library string        `json:"library"` // file, "" if none was opened
 	Version string        `json:"version"`
-	Error   string        `json:"error"` // "" if nothing is wrong
+	DMABuf  bool          `json:"dmabuf"` // the library can register DMA buffers
+	Error   string        `json:"error"`  // why there is nothing to use, "" if there is
 	Remedy  string        `json:"remedy"`
 	Devices []VerbsDevice `json:"devices"`
 }
 
 // VerbsDevice is one RDMA device.
 type VerbsDevice struct {
-	Name     string      `json:"name"`
-	Error    string      `json:"error"` // why it cannot be used
-	Firmware string      `json:"firmware"`
-	PCI      string      `json:"pci"`
-	NUMA     int         `json:"numa"`
-	Software bool        `json:"software"`
-	Ports    []VerbsPort `json:"ports"`
+	Name          string      `json:"name"`
+	Error         string      `json:"error"` // why it cannot be used
+	Firmware      string      `json:"firmware"`
+	Vendor        uint32      `json:"vendor"` // as of PCI
+	Part          uint32      `json:"part"`
+	PCI           string      `json:"pci"` // "" for software devices
+	NUMA          int         `json:"numa"`
+	MaxQueuePairs int         `json:"max_queue_pairs"`
+	MaxRegion     uint64      `json:"max_region_bytes"`
+	MaxReads      int         `json:"max_reads"`
+	Atomics       bool        `json:"atomics"`
+	Ports         []VerbsPort `json:"ports"`
 }
 
 // VerbsPort is one port of a device.
 type VerbsPort struct {
-	Num       int        `json:"num"`
-	State     string     `json:"state"`
-	LinkLayer string     `json:"link_layer"`
-	Rate      uint64     `json:"bytes_per_second"`
-	MTU       int        `json:"mtu"`
-	LID       int        `json:"lid"`
-	GIDs      []VerbsGID `json:"gids"`
+	Number     int        `json:"number"`
+	State      string     `json:"state"`
+	Active     bool       `json:"active"`
+	LinkLayer  string     `json:"link_layer"`
+	Rate       uint64     `json:"bytes_per_second"` // 0 if unknown
+	MTU        int        `json:"mtu"`
+	LID        uint16     `json:"lid"`
+	MaxMessage uint64     `json:"max_message_bytes"`
+	GIDs       []VerbsGID `json:"gids"`
 }
 
-// VerbsGID is one entry of a port's GID table.
+// VerbsGID is one line of a port's GID table.
 type VerbsGID struct {
-	Index int    `json:"index"`
-	Type  string `json:"type"`
-	Addr  string `json:"addr"`
+	Index   int    `json:"index"`
+	Type    string `json:"type"`
+	Address string `json:"address"`
+	Chosen  bool   `json:"chosen"` // what is used unless EnvGID says otherwise
 }
 
 // ExamineVerbs asks the library.
 func ExamineVerbs() Verbs { return describeVerbs(verbs.Built, verbs.Discover()) }
 
 func describeVerbs(built bool, d verbs.Discovery) Verbs {
-	v := Verbs{Built: built, Library: d.Library, Version: d.Version, Error: text(d.Err), Remedy: d.Remedy, Devices: []VerbsDevice{}}
+	v := Verbs{Built: built, Library: d.Library, Version: d.Version, DMABuf: d.DMABuf, Error: text(d.Err), Remedy: d.Remedy,
+		Devices: []VerbsDevice{}}
 	for _, dev := range d.Devices {
-		out := VerbsDevice{Name: dev.Name, Error: text(dev.Err), Firmware: dev.Firmware, PCI: dev.PCI, NUMA: dev.NUMA,
-			Software: dev.Software, Ports: []VerbsPort{}}
+		out := VerbsDevice{Name: dev.Name, Error: text(dev.Err), Firmware: dev.Firmware, Vendor: dev.Vendor, Part: dev.Part, PCI: dev.PCI,
+			NUMA: dev.NUMA, MaxQueuePairs: dev.MaxQueuePairs, MaxRegion: dev.MaxRegion, MaxReads: dev.MaxReads, Atomics: dev.Atomics,
+			Ports: []VerbsPort{}}
 		for _, p := range dev.Ports {
-			port := VerbsPort{Num: p.Number, State: p.State, LinkLayer: p.LinkLayer, Rate: p.BytesPerSecond, MTU: p.MTU, LID: int(p.LID), GIDs: []VerbsGID{}}
+			port := VerbsPort{Number: p.Number, State: p.State, Active: p.Active, LinkLayer: p.LinkLayer, Rate: p.BytesPerSecond, MTU: p.MTU,
+				LID: p.LID, MaxMessage: p.MaxMessage, GIDs: []VerbsGID{}}
 			for _, g := range p.GIDs {
-				port.GIDs = append(port.GIDs, VerbsGID{g.Index, g.Type, g.Address})
+				port.GIDs = append(port.GIDs, VerbsGID(g))
 			}
 			out.Ports = append(out.Ports, port)
 		}
@@ -71,41 +83,42 @@ func describeVerbs(built bool, d verbs.Discovery) Verbs {
 	return v
 }
 
-const (
-	getVerbs  = "apt-get install libibverbs1 ibverbs-providers"
-	getDevice = "an RDMA NIC and its driver (modprobe mlx5_ib); to try without one: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev eth0"
-)
+const getDevice = "an RDMA NIC and its driver (modprobe mlx5_ib); to try without one: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev eth0"
 
-// findings are the rows of verbs in doctor's list: what the kernel has, then the
-// library and each device.
+// findings are the rows of verbs in doctor's list: the library, what the kernel
+// has, then each device.
 func (v *Verbs) findings(kernel Finding) []Finding {
-	const name = "fabric verbs"
-	out := []Finding{kernel}
+	library := Finding{"fabric verbs", OK, v.libraryText(), ""}
 	switch {
 	case !v.Built:
-		return append([]Finding{{name, Absent, "not in this build", orElse(v.Remedy, verbs.ErrNotBuilt.Error())}}, out...)
+		library.State, library.Found, library.Remedy = Absent, "not in this build", orElse(v.Remedy, verbs.ErrNotBuilt.Error())
 	case v.Error != "":
-		return append([]Finding{{name, Absent, v.Error, orElse(v.Remedy, getVerbs)}}, out...)
-	case len(v.Devices) == 0:
-		return append([]Finding{{name, Absent, "no RDMA device", getDevice}}, out...)
+		library.State, library.Found, library.Remedy = Absent, v.Error, orElse(v.Remedy, getDevice)
+		if v.Library != "" {
+			library.Found += "; " + v.libraryText()
+		}
 	}
-	library := Finding{name, OK, strings.TrimRight(fmt.Sprintf("libibverbs %s, %s", v.Version, v.Library), ", "), ""}
+	out := []Finding{library, kernel}
 	for i := range v.Devices {
 		out = append(out, v.Devices[i].finding())
 	}
-	return append([]Finding{library}, out...)
+	return out
+}
+
+func (v *Verbs) libraryText() string {
+	s := fmt.Sprintf("libibverbs %s, %s", v.Version, v.Library)
+	if !v.DMABuf {
+		s += "; no DMA buffers (rdma-core before 34): memory of GPUs needs nvidia-peermem"
+	}
+	return s
 }
 
 func (d *VerbsDevice) finding() Finding {
 	f := Finding{"verbs " + d.Name, OK, "", ""}
-	if d.Error != "" {
-		return Finding{f.Name, Poor, d.Error, "access to /dev/infiniband (for a container --device /dev/infiniband), and ulimit -l unlimited"}
-	}
 	var parts []string
-	if d.Software {
+	if d.PCI == "" {
 		parts = append(parts, "software, for tests")
-	}
-	if d.PCI != "" {
+	} else {
 		parts = append(parts, "PCI "+d.PCI)
 	}
 	if d.NUMA >= 0 {
@@ -114,23 +127,30 @@ func (d *VerbsDevice) finding() Finding {
 	if d.Firmware != "" {
 		parts = append(parts, "firmware "+d.Firmware)
 	}
+	if d.Error == "" {
+		parts = append(parts, fmt.Sprintf("%d queue pairs", d.MaxQueuePairs))
+		if !d.Atomics {
+			parts = append(parts, "no atomics: OpFetchAdd and OpCompareSwap are refused")
+		}
+	}
 	active := false
-	for _, p := range d.Ports {
-		active = active || p.State == "active"
-		parts = append(parts, p.text())
+	for i := range d.Ports {
+		active = active || d.Ports[i].Active
+		parts = append(parts, d.Ports[i].text())
 	}
 	f.Found = strings.Join(parts, "; ")
-	if !active {
+	switch {
+	case d.Error != "":
+		f.State, f.Found = Poor, d.Error+"; "+f.Found
+		f.Remedy = "access to /dev/infiniband (for a container --device /dev/infiniband), and ulimit -l unlimited"
+	case !active:
 		f.State, f.Remedy = Poor, "bring the link up: ip link set DEVICE up, the cable, the switch; for InfiniBand a subnet manager"
 	}
 	return f
 }
 
 func (p *VerbsPort) text() string {
-	s := fmt.Sprintf("port %d %s", p.Num, p.State)
-	if p.LinkLayer != "" {
-		s += ", " + p.LinkLayer
-	}
+	s := fmt.Sprintf("port %d %s, %s", p.Number, p.State, p.LinkLayer)
 	if p.Rate > 0 {
 		s += fmt.Sprintf(", %.4g GB/s", float64(p.Rate)/1e9)
 	}
@@ -141,7 +161,10 @@ func (p *VerbsPort) text() string {
 		s += fmt.Sprintf(", LID %d", p.LID)
 	}
 	for _, g := range p.GIDs {
-		s += fmt.Sprintf(", GID %d %s %s", g.Index, g.Type, g.Addr)
+		s += fmt.Sprintf(", GID %d %s %s", g.Index, g.Type, g.Address)
+		if g.Chosen {
+			s += " (used)"
+		}
 	}
 	return s
 }
