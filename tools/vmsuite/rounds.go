@@ -114,7 +114,8 @@ func (s *suite) launch(ctx context.Context, ranks int, args []string) ([]*rank, 
 	job := make([]*rank, ranks)
 	for i := range job {
 		r := &rank{done: make(chan struct{})}
-		env := []string{"RANK=" + fmt.Sprint(i), "LOCAL_RANK=" + fmt.Sprint(i), "WORLD_SIZE=" + fmt.Sprint(ranks), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port}
+		env := []string{"RANK=" + fmt.Sprint(i), "LOCAL_RANK=" + fmt.Sprint(i), "WORLD_SIZE=" + fmt.Sprint(ranks), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port,
+			"MOERAIL_SECRET=of this VM"}
 		r.cmd = s.command(ctx, env, "moerail", append(args, "--launch", "env")...)
 		r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.errs
 		// The kernel takes the end of a thread for the parent's, and Go ends
