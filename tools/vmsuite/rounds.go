@@ -62,7 +62,7 @@ func (r *report) judge(ranks, nics, rounds int) error {
 // rounds runs a job of processes, with devices in turn, and wants it verified and
 // its packets on the devices.
 func (s *suite) rounds(ctx context.Context, ranks, nics int) (string, error) {
-	const rounds = 20
+	const rounds = 10
 	before := s.packets()
 	var r report
 	args := append(shape(ranks, nics), "--launch", "processes", "--rounds", fmt.Sprint(rounds), "--warmup", "2")
@@ -144,7 +144,7 @@ func freePort() (string, error) {
 
 // underWay waits until the devices of the first n ranks have sent many packets.
 func (s *suite) underWay(ctx context.Context, job []*rank, before []uint64) error {
-	const many = 2000
+	const many = 300 // some hundred are for setting up
 	for {
 		ready := true
 		for i, n := range s.packets()[:min(len(job), len(s.devices))] {
@@ -177,7 +177,7 @@ func (s *suite) kill(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	before := s.packets()
-	job, err := s.launch(ctx, ranks, append(shape(ranks, 1), "--rounds", endless, "--deadline", s.deadline.String()))
+	job, err := s.launch(ctx, ranks, append(shape(ranks, 1), "--rounds", endless, "--deadline", s.patient(s.deadline).String()))
 	if err != nil {
 		return "", err
 	}
@@ -188,7 +188,7 @@ func (s *suite) kill(ctx context.Context) (string, error) {
 		return "", err
 	}
 	killed := time.Now()
-	grace := 2*s.deadline + s.slack
+	grace := s.patient(2*s.deadline + s.slack)
 	var slowest time.Duration
 	said := ""
 	for i, r := range job {
@@ -213,12 +213,12 @@ func (s *suite) kill(ctx context.Context) (string, error) {
 // has to end verified, or at once with an error that names the device; it must not
 // hang or give wrong results. Afterwards the same job has to run again.
 func (s *suite) link(ctx context.Context) (string, error) {
-	const ranks, rounds = 4, 400
+	const ranks, rounds = 4, 150
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	victim := s.devices[min(1, len(s.devices)-1)]
 	before := s.packets()
-	job, err := s.launch(ctx, ranks, append(shape(ranks, 1), "--rounds", fmt.Sprint(rounds), "--deadline", s.deadline.String()))
+	job, err := s.launch(ctx, ranks, append(shape(ranks, 1), "--rounds", fmt.Sprint(rounds), "--deadline", s.patient(s.deadline).String()))
 	if err != nil {
 		return "", err
 	}
