@@ -83,6 +83,7 @@ func (d *Discovery) memlock() {
 
 func inspect(lib *ibv.Lib, name string) (dev Device) {
 	dev.Name, dev.NUMA, dev.PCI = name, numaOf(name), pciOf(name)
+	dev.Software = dev.PCI == ""
 	x, err := lib.OpenDevice(name)
 	if err != nil {
 		dev.Err = err

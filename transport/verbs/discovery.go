@@ -21,6 +21,7 @@ type Device struct {
 	Vendor   uint32 // as of PCI
 	Part     uint32
 	PCI      string // such as "0000:17:00.0"; "" for software devices
+	Software bool   // no hardware behind it, such as soft-RoCE
 	NUMA     int    // -1 if unknown
 	// MaxQueuePairs, MaxRegion and MaxReads are limits of the device; MaxReads is
 	// how many reads and atomics a queue pair answers at once.

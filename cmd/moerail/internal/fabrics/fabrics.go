@@ -70,7 +70,7 @@ func best(oneProcess bool, hasEFA func() bool, findVerbs func() verbs.Discovery)
 	}
 	if verbs.Built {
 		for _, d := range findVerbs().Devices {
-			if d.Err == nil && d.PCI != "" && d.Vendor != amazon && activePort(d) {
+			if d.Err == nil && !d.Software && d.Vendor != amazon && activePort(d) {
 				return "verbs"
 			}
 		}

@@ -26,7 +26,7 @@ func TestAutoTakesTheBestRealFabric(t *testing.T) {
 		want  string // "" is none of both
 	}{
 		"nothing":           {},
-		"software only":     {verbs: real(verbs.Device{Name: "rxe0", Ports: up})},
+		"software only":     {verbs: real(verbs.Device{Name: "rxe0", Software: true, Ports: up})},
 		"library missing":   {verbs: verbs.Discovery{Err: verbs.ErrNoLibrary}},
 		"efa":               {efa: true, want: "efa"},
 		"both":              {efa: true, verbs: real(verbs.Device{Name: "mlx5_0", PCI: "0000:18:00.0", Ports: up}), want: "efa"},

@@ -76,7 +76,7 @@ func TestVerbsFindings(t *testing.T) {
 			GIDs: []verbs.GID{{Index: 3, Type: "RoCE v2", Address: "::ffff:10.0.0.1", Chosen: true}}}}}
 	down, rxe, closed := mlx, mlx, mlx
 	down.Ports = []verbs.Port{{Number: 1, State: "down", LinkLayer: "InfiniBand"}}
-	rxe.Name, rxe.PCI, rxe.NUMA, rxe.Atomics = "rxe0", "", -1, false
+	rxe.Name, rxe.Software, rxe.PCI, rxe.NUMA, rxe.Atomics = "rxe0", true, "", -1, false
 	closed.Err = errors.New("ibv_open_device: permission denied")
 	for name, c := range map[string]struct {
 		built bool

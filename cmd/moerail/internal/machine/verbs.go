@@ -30,7 +30,8 @@ type VerbsDevice struct {
 	Firmware      string      `json:"firmware"`
 	Vendor        uint32      `json:"vendor"` // as of PCI
 	Part          uint32      `json:"part"`
-	PCI           string      `json:"pci"` // "" for software devices
+	PCI           string      `json:"pci"`
+	Software      bool        `json:"software"`
 	NUMA          int         `json:"numa"`
 	MaxQueuePairs int         `json:"max_queue_pairs"`
 	MaxRegion     uint64      `json:"max_region_bytes"`
@@ -68,7 +69,7 @@ func describeVerbs(built bool, d verbs.Discovery) Verbs {
 		Devices: []VerbsDevice{}}
 	for _, dev := range d.Devices {
 		out := VerbsDevice{Name: dev.Name, Error: text(dev.Err), Firmware: dev.Firmware, Vendor: dev.Vendor, Part: dev.Part, PCI: dev.PCI,
-			NUMA: dev.NUMA, MaxQueuePairs: dev.MaxQueuePairs, MaxRegion: dev.MaxRegion, MaxReads: dev.MaxReads, Atomics: dev.Atomics,
+			Software: dev.Software, NUMA: dev.NUMA, MaxQueuePairs: dev.MaxQueuePairs, MaxRegion: dev.MaxRegion, MaxReads: dev.MaxReads, Atomics: dev.Atomics,
 			Ports: []VerbsPort{}}
 		for _, p := range dev.Ports {
 			port := VerbsPort{Number: p.Number, State: p.State, Active: p.Active, LinkLayer: p.LinkLayer, Rate: p.BytesPerSecond, MTU: p.MTU,
@@ -116,9 +117,10 @@ func (v *Verbs) libraryText() string {
 func (d *VerbsDevice) finding() Finding {
 	f := Finding{"verbs " + d.Name, OK, "", ""}
 	var parts []string
-	if d.PCI == "" {
+	if d.Software {
 		parts = append(parts, "software, for tests")
-	} else {
+	}
+	if d.PCI != "" {
 		parts = append(parts, "PCI "+d.PCI)
 	}
 	if d.NUMA >= 0 {
