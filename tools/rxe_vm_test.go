@@ -72,7 +72,12 @@ func (r *rig) script(t *testing.T, name, body string) {
 
 func (r *rig) command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "bash", append([]string{"rxe-vm"}, args...)...)
+	return r.commandOf(t, "rxe-vm", args...)
+}
+
+func (r *rig) commandOf(t *testing.T, script string, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "bash", append([]string{script}, args...)...)
 	cmd.Env = append(os.Environ(), "PATH="+r.bin+":"+os.Getenv("PATH"), "TMPDIR="+r.tmp, "XDG_CACHE_HOME="+filepath.Join(r.tmp, "cache"))
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
@@ -81,7 +86,12 @@ func (r *rig) command(t *testing.T, args ...string) *exec.Cmd {
 // run runs rxe-vm to its end, on the rig's image if there is a command for it.
 func (r *rig) run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	cmd := r.command(t, args...)
+	return r.runScript(t, "rxe-vm", args...)
+}
+
+func (r *rig) runScript(t *testing.T, script string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	cmd := r.commandOf(t, script, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
@@ -259,5 +269,31 @@ func wait(t *testing.T, what string, is func() bool) {
 			t.Fatalf("waited 20 s for %s", what)
 		}
 		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// vm-suite refuses wrong arguments before it builds anything.
+func TestSuiteArguments(t *testing.T) {
+	r := newRig(t, never)
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"--frobnicate"}, "unknown option '--frobnicate'"},
+		{[]string{"--nodes"}, "--nodes wants"},
+		{[]string{"--nodes", "0"}, "not '0'"},
+		{[]string{"--nodes=8", "--devices=8"}, "at most 32"},
+		{[]string{"--patience", "21"}, "at most 20"},
+		{[]string{"dance"}, "no step 'dance'"},
+		{[]string{"topo", "Usage:"}, "no step 'Usage:'"},
+	} {
+		code, out, errs := r.runScript(t, "vm-suite", c.args...)
+		if code != 2 || out != "" || !strings.Contains(errs, c.says) || strings.Contains(errs, "building") {
+			t.Errorf("%q: exit status %d, standard output %q, standard error %q; want 2, nothing, %q", c.args, code, out, errs, c.says)
+		}
+	}
+	code, out, _ := r.runScript(t, "vm-suite", "--help")
+	if code != 0 || !strings.HasPrefix(out, "Usage: vm-suite") {
+		t.Errorf("--help: exit status %d, %q", code, out)
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
+	"syscall"
 )
 
 // Device is an RDMA device: an adapter's function, or software RDMA over an
@@ -151,7 +153,7 @@ func (t *tree) port(p string, n int) Port {
 func (t *tree) gids(p string) []GID {
 	out := []GID{}
 	dir := p + "/gids"
-	table, err := t.root.OpenRoot(dir)
+	table, err := t.root.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		if !missing(err) {
 			t.problem(dir, err)
@@ -166,7 +168,7 @@ func (t *tree) gids(p string) []GID {
 			t.problem(at, fmt.Errorf("is no index: %w", err))
 			continue
 		}
-		text, err := textIn(table, entry)
+		text, err := short(table, entry)
 		if err != nil {
 			t.problem(at, err)
 			continue

@@ -27,6 +27,8 @@ type domainLink struct {
 	window                uint64
 	posted, done, arrived uint64
 	quiet                 uint32 // polls in a row that found nothing
+	turns                 uint64
+	yielded               time.Time
 	wrs                   [postBatch]transport.WorkRequest
 	found                 [64]transport.Completion
 }
@@ -129,10 +131,27 @@ func (d *domainLink) close() error {
 	return errors.Join(errs...)
 }
 
+// The thread yields as the worker of an engine does that is pinned, and for the same
+// reason: see transport/engine/poll.go.
+const (
+	turnsPerClock = 256
+	yieldEvery    = 4 * time.Millisecond
+)
+
+func (d *domainLink) yield() {
+	if now := time.Now(); now.Sub(d.yielded) >= yieldEvery {
+		runtime.Gosched()
+		d.yielded = now
+	}
+}
+
 // looksPerPatience is how many empty polls go by between looks at the context.
 const looksPerPatience = 1 << 16
 
 func (d *domainLink) poll(ctx context.Context) error {
+	if d.turns++; d.turns%turnsPerClock == 0 {
+		d.yield()
+	}
 	n, err := d.dom.Poll(d.found[:])
 	for i := range d.found[:n] {
 		switch c := &d.found[i]; {

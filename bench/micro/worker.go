@@ -44,6 +44,7 @@ const (
 	roleNone   role = iota
 	rolePing        // writes, then answers each answer but the last
 	rolePong        // answers
+	roleReady       // will be source
 	roleSource      // streams, waits for one answer
 	roleSink        // counts, answers once
 	roleLeave       // waits for its last buffers
@@ -79,18 +80,23 @@ func (l *workerLink) arm(r role, lay *layout, n int) error {
 	})
 }
 
-// start begins, and waits for the end.
-func (l *workerLink) start(ctx context.Context, first bool) error {
-	err := l.engine.Call(func(*engine.Worker) {
+// start lets the side that begins begin, and is nothing to the other one, whose
+// part may be over by now.
+func (l *workerLink) start() error {
+	return l.engine.Call(func(*engine.Worker) {
 		l.begin = time.Now()
-		if first {
+		switch l.role {
+		case rolePing:
 			l.at = 0
 			l.scatter(1, l.lay.size)
+		case roleReady:
+			l.role = roleSource
 		}
 	})
-	if err != nil {
-		return err
-	}
+}
+
+// wait returns when this side's part is over.
+func (l *workerLink) wait(ctx context.Context) error {
 	select {
 	case err := <-l.done:
 		return err
@@ -111,13 +117,16 @@ func (l *workerLink) pingpong(ctx context.Context, lay *layout, skip int, trips 
 	if err := ready(); err != nil {
 		return err
 	}
-	return l.start(ctx, r == rolePing)
+	if err := l.start(); err != nil {
+		return err
+	}
+	return l.wait(ctx)
 }
 
 func (l *workerLink) burst(ctx context.Context, lay *layout, n, window int, ready syncFunc) (time.Duration, error) {
 	r := roleSink
 	if l.rank == 0 {
-		r = roleNone // until the other side is ready
+		r = roleReady
 	}
 	l.window = window
 	if err := l.arm(r, lay, n); err != nil {
@@ -126,12 +135,10 @@ func (l *workerLink) burst(ctx context.Context, lay *layout, n, window int, read
 	if err := ready(); err != nil {
 		return 0, err
 	}
-	if l.rank == 0 {
-		if err := l.arm(roleSource, lay, n); err != nil {
-			return 0, err
-		}
+	if err := l.start(); err != nil {
+		return 0, err
 	}
-	err := l.start(ctx, false)
+	err := l.wait(ctx)
 	return l.took, err
 }
 

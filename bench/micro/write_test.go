@@ -241,3 +241,26 @@ func TestRankThatLeaves(t *testing.T) {
 		}
 	}
 }
+
+// Over a slow fabric every figure is at least what the fabric takes: no clock starts
+// late or stops early.
+func TestTimesAreWhole(t *testing.T) {
+	const oneWay = 200 * time.Microsecond
+	for _, level := range Levels() {
+		cfg := small(level, 1)
+		cfg.Sizes, cfg.Burst, cfg.Bursts = []uint64{8}, 64, 20
+		slow := &loopback.Faults{Seed: 1, DelayMin: oneWay, DelayMax: oneWay}
+		results, errs := pair(t, [2]Config{cfg, cfg}, overLoopback(t, loopback.Config{Faults: slow}, 1))
+		if errs[0] != nil || errs[1] != nil {
+			t.Fatal(level, errs)
+		}
+		r := results[0][0]
+		if least := float64(oneWay) / 1e3; r.Latency.Min < least {
+			t.Errorf("%s: a latency of %v us, the fabric takes %v", level, r.Latency.Min, least)
+		}
+		// All writes of a burst and then the answer: two ways at least.
+		if most := 64 * 8 / (2 * oneWay).Seconds(); r.Bandwidth.Best > most {
+			t.Errorf("%s: %v bytes per second, the fabric allows %v", level, r.Bandwidth.Best, most)
+		}
+	}
+}

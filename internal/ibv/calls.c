@@ -41,12 +41,13 @@ int moerail_names(const struct moerail_ibv *t, char *out, size_t size, int *err)
 	return 0;
 }
 
-struct ibv_context *moerail_open(const struct moerail_ibv *t, const char *name, int *err)
+struct ibv_context *moerail_open(const struct moerail_ibv *t, const char *name, int *err, int *listing)
 {
 	int n = 0;
 	struct ibv_context *ctx = NULL;
 	struct ibv_device **list = t->get_device_list(&n);
 
+	*listing = !list;
 	if (!list) {
 		*err = errno ? errno : ENODEV;
 		return NULL;

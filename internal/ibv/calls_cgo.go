@@ -78,8 +78,11 @@ func (l *Lib) names() ([]string, error) {
 func (l *Lib) openDevice(name string) (*C.struct_ibv_context, error) {
 	s := C.CString(name)
 	defer C.free(unsafe.Pointer(s))
-	var errno C.int
-	c := C.moerail_open(l.t, s, &errno)
+	var errno, listing C.int
+	c := C.moerail_open(l.t, s, &errno, &listing)
+	if listing != 0 {
+		return nil, failed("ibv_get_device_list", int(errno))
+	}
 	if c == nil {
 		return nil, failed("ibv_open_device", int(errno))
 	}

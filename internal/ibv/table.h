@@ -83,7 +83,8 @@ void moerail_step_run(struct moerail_step *s);
 
 // Calls of the table that Go cannot make itself. Each returns 0 or an errno;
 // where it makes an object, NULL with the errno in *err.
-struct ibv_context *moerail_open(const struct moerail_ibv *t, const char *name, int *err);
+// moerail_open sets *listing where it was the list of devices that failed.
+struct ibv_context *moerail_open(const struct moerail_ibv *t, const char *name, int *err, int *listing);
 int moerail_names(const struct moerail_ibv *t, char *out, size_t size, int *err);
 struct ibv_qp *moerail_create_qp(const struct moerail_ibv *t, struct ibv_pd *pd, struct ibv_cq *cq, struct ibv_srq *srq,
 	int type, uint32_t send_wr, uint32_t recv_wr, uint32_t *inline_bytes, int *err);

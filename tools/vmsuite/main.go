@@ -36,6 +36,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	bin := f.String("bin", ".", "folder with the programs")
 	file := f.String("json", "", "file for the record")
 	limit := f.Duration("limit", 230*time.Second, "time for all steps together")
+	patience := f.Float64("patience", 1, "factor for the limits of steps and the deadlines of ranks, where the machine is busy")
 	version := f.String("version", "", "what the programs were built from, for the record")
 	f.Usage = func() {
 		fmt.Fprintln(stderr, "usage: vmsuite [flags] [STEP...]")
@@ -49,6 +50,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	todo, err := choose(f.Args())
+	if err == nil && !(*patience >= 1 && *patience <= 100) {
+		err = fmt.Errorf("-patience is %v, want 1 to 100", *patience)
+	}
 	if err != nil {
 		fmt.Fprintf(stderr, "vmsuite: %v\n", err)
 		return 2
@@ -64,7 +68,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s := &suite{bin: *bin, devices: devices, out: stdout, lookDir: "/sys", deadline: 5 * time.Second, slack: 5 * time.Second}
+	s := &suite{bin: *bin, devices: devices, out: stdout, lookDir: "/sys", deadline: 5 * time.Second, slack: 5 * time.Second, patience: *patience}
 	r := s.runAll(ctx, todo, *limit)
 	r.Version = *version
 	r.print(stdout)
@@ -95,7 +99,7 @@ var steps = []step{
 	{"doctor", "moerail doctor finds the library and every device, and nothing broken", 30 * time.Second, (*suite).doctor},
 	{"topo", "moerail topo shows every device, port and GID as they are", 30 * time.Second, (*suite).topo},
 	{"run4", "4 ranks, processes, every output verified", 60 * time.Second, func(s *suite, c context.Context) (string, error) { return s.rounds(c, 4, 1) }},
-	{"run8", "8 ranks, processes, every output verified", 90 * time.Second, func(s *suite, c context.Context) (string, error) { return s.rounds(c, 8, 1) }},
+	{"run8", "8 ranks, processes, every output verified", 120 * time.Second, func(s *suite, c context.Context) (string, error) { return s.rounds(c, 8, 1) }},
 	{"nics2", "4 ranks with two NICs each", 60 * time.Second, func(s *suite, c context.Context) (string, error) { return s.rounds(c, 4, 2) }},
 	{"kill", "a rank is killed: every other one ends with an error that names it", 60 * time.Second, (*suite).kill},
 	{"link", "a link goes down and comes up in mid-run", 90 * time.Second, (*suite).link},

@@ -29,6 +29,7 @@ type suite struct {
 	// deadline is that of a phase where something goes wrong on purpose; slack is
 	// what ranks get beyond two of them to end.
 	deadline, slack time.Duration
+	patience        float64 // factor for these two and for the limits of steps
 	// What comparewrite recorded and printed, if it did.
 	comparison []byte
 	table      string
@@ -36,14 +37,15 @@ type suite struct {
 
 // record is the JSON document.
 type record struct {
-	Format  string          `json:"format"`
-	Version string          `json:"version"`
-	Date    string          `json:"date"`
-	Machine machine         `json:"machine"`
-	Passed  bool            `json:"passed"`
-	Seconds float64         `json:"seconds"`
-	Steps   []stepRecord    `json:"steps"`
-	Figures json.RawMessage `json:"figures,omitempty"` // the record of bench/peers/comparewrite
+	Format   string          `json:"format"`
+	Version  string          `json:"version"`
+	Date     string          `json:"date"`
+	Machine  machine         `json:"machine"`
+	Passed   bool            `json:"passed"`
+	Patience float64         `json:"patience"`
+	Seconds  float64         `json:"seconds"`
+	Steps    []stepRecord    `json:"steps"`
+	Figures  json.RawMessage `json:"figures,omitempty"` // the record of bench/peers/comparewrite
 
 	table string // the same for people
 }
@@ -58,11 +60,12 @@ type machine struct {
 }
 
 type stepRecord struct {
-	Name    string  `json:"name"`
-	Passed  bool    `json:"passed"`
-	Seconds float64 `json:"seconds"`
-	Saw     string  `json:"saw"`
-	Error   string  `json:"error"`
+	Name     string  `json:"name"`
+	Passed   bool    `json:"passed"`
+	Patience float64 `json:"patience"`
+	Seconds  float64 `json:"seconds"`
+	Saw      string  `json:"saw"`
+	Error    string  `json:"error"`
 }
 
 // devicesFrom reads what tools/rxe-vm says of its devices.
@@ -97,19 +100,20 @@ func (s *suite) runAll(ctx context.Context, todo []step, limit time.Duration) *r
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	r := &record{Format: "moerail-vm/1", Date: began.UTC().Format(time.RFC3339), Passed: true, Steps: []stepRecord{},
+	r := &record{Format: "moerail-vm/1", Date: began.UTC().Format(time.RFC3339), Passed: true, Patience: s.patience, Steps: []stepRecord{},
 		Machine: machine{kernel(), cpu(), runtime.NumCPU(), s.devices[len(s.devices)-1].node + 1, len(s.devices), uptime()}}
 	for _, st := range todo {
 		fmt.Fprintf(s.out, "== %s: %s\n", st.name, st.what)
 		start := time.Now()
-		stepCtx, cancel := context.WithTimeout(ctx, st.limit)
+		allowed := s.patient(st.limit)
+		stepCtx, cancel := context.WithTimeout(ctx, allowed)
 		saw, err := st.run(s, stepCtx)
 		switch cause := stepCtx.Err(); {
 		case err == nil || cause == nil:
 		case ctx.Err() != nil:
 			err = fmt.Errorf("the %v for all steps were over: %w", limit, err)
 		default:
-			err = fmt.Errorf("not done in %v: %w", st.limit, err)
+			err = fmt.Errorf("not done in %v: %w", allowed, err)
 		}
 		cancel()
 		rec := stepRecord{Name: st.name, Passed: err == nil, Seconds: seconds(start), Saw: saw}
@@ -123,6 +127,11 @@ func (s *suite) runAll(ctx context.Context, todo []step, limit time.Duration) *r
 	r.Seconds = seconds(began)
 	r.Figures, r.table = s.comparison, s.table
 	return r
+}
+
+// patient stretches a limit.
+func (s *suite) patient(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * s.patience)
 }
 
 func seconds(since time.Time) float64 { return float64(time.Since(since).Milliseconds()) / 1000 }

@@ -60,11 +60,16 @@ func (p PollPolicy) withDefaults(pinned bool) PollPolicy {
 	return p
 }
 
-// A busy worker yields this often, so that workers that outnumber the cores all
-// move on. The yield of a locked thread is two thread switches.
+// A worker that always finds something to do yields now and then all the same, so
+// that others move on. An ordinary goroutine counts turns. The yield of a locked
+// thread is two thread switches, so a pinned worker goes by time, idle or not; it
+// must be less than 10 ms. From then on Go's scheduler takes a goroutine for one
+// that keeps others waiting: its monitor then takes the processor away from each C
+// call of a domain that it finds, every 20 us, for nobody's benefit.
 const (
-	busyTurnsPerYield       = 64
-	busyTurnsPerYieldPinned = 4096
+	busyTurnsPerYield = 64
+	turnsPerClock     = 256 // between looks at the clock
+	pinnedYieldEvery  = 4 * time.Millisecond
 )
 
 func (w *Worker) yield() {
@@ -79,20 +84,23 @@ func (w *Worker) yield() {
 // loop is the life of the worker between start and shutdown.
 func (w *Worker) loop() {
 	p := w.e.cfg.Poll
-	every := busyTurnsPerYield
-	if w.e.cfg.CPU >= 0 {
-		every = busyTurnsPerYieldPinned
-	}
+	pinned, yielded := w.e.cfg.CPU >= 0, time.Now()
 	adaptive, procs := w.e.cfg.CPU < 0 && w.e.adaptive, int32(runtime.GOMAXPROCS(0))
 	if w.e.cfg.CPU < 0 {
 		crowd.Add(1)
 		defer crowd.Add(-1)
 	}
 	idle, busy := 0, 0
-	for !w.e.stop.Load() {
+	for turns := uint64(1); !w.e.stop.Load(); turns++ {
+		if pinned && turns%turnsPerClock == 0 {
+			if now := time.Now(); now.Sub(yielded) >= pinnedYieldEvery {
+				w.yield()
+				yielded = now
+			}
+		}
 		if w.turn() {
 			idle = 0
-			if busy++; busy%every == 0 {
+			if busy++; !pinned && busy%busyTurnsPerYield == 0 {
 				w.yield()
 			}
 			continue

@@ -87,8 +87,8 @@ func (r *rank) scatter(tp transport.Template, id transport.WRID, ops []transport
 		if ops = ops[n:]; len(ops) > 0 {
 			r.w.pump()
 		}
-		if time.Since(start) > patience {
-			r.w.t.Fatalf("scatter: queue full for %v", patience)
+		if time.Since(start) > r.w.h.patience() {
+			r.w.t.Fatalf("scatter: queue full for %v", r.w.h.patience())
 		}
 	}
 }
@@ -294,8 +294,8 @@ func (r *rank) trade(me, ranks, writes, slot int, done func(), all <-chan struct
 			}
 		}
 		if n == 0 {
-			if time.Since(start) > patience {
-				return fmt.Errorf("rank %d: %d of %d writes ended and %d came within %v", me, ended, want, got, patience)
+			if time.Since(start) > r.w.h.patience() {
+				return fmt.Errorf("rank %d: %d of %d writes ended and %d came within %v", me, ended, want, got, r.w.h.patience())
 			}
 			if r.w.h.Idle != nil {
 				r.w.h.Idle()

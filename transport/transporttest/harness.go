@@ -37,6 +37,10 @@ type Harness struct {
 	// MaxBytes bounds the payloads tried; 64 MiB if 0.
 	MaxBytes uint64
 
+	// Patience is how long to wait for what must happen; 30 s if 0. Fabrics of an
+	// emulated machine need more.
+	Patience time.Duration
+
 	// Reasons for not testing a thing that Limits do not tell; they appear in
 	// the skip. Empty means that it is tested.
 	Allocates      string // Post or Poll may allocate
@@ -44,8 +48,16 @@ type Harness struct {
 	Approximate    string // Stats do not count exactly
 }
 
-// patience is how long the suite waits for what must happen.
+// patience is how long the suite waits for what must happen, unless the harness
+// says otherwise.
 const patience = 30 * time.Second
+
+func (h Harness) patience() time.Duration {
+	if h.Patience > 0 {
+		return h.Patience
+	}
+	return patience
+}
 
 // world is a few ranks, moved by one thread.
 type world struct {
@@ -166,8 +178,8 @@ func (w *world) idle() {
 func (w *world) until(what string, cond func() bool) {
 	w.t.Helper()
 	for start := time.Now(); !cond(); w.pump() {
-		if time.Since(start) > patience {
-			w.t.Fatalf("%s: not within %v", what, patience)
+		if time.Since(start) > w.h.patience() {
+			w.t.Fatalf("%s: not within %v", what, w.h.patience())
 		}
 	}
 }
@@ -195,8 +207,8 @@ func (r *rank) post(wrs ...transport.WorkRequest) {
 		if wrs = wrs[n:]; len(wrs) > 0 {
 			r.w.pump()
 		}
-		if time.Since(start) > patience {
-			r.w.t.Fatalf("post: queue full for %v", patience)
+		if time.Since(start) > r.w.h.patience() {
+			r.w.t.Fatalf("post: queue full for %v", r.w.h.patience())
 		}
 	}
 }

@@ -1,16 +1,21 @@
 package transporttest
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
-// Run runs the suite against h, as subtests of t.
-func Run(t *testing.T, h Harness) {
+// Run runs the suite against h, as subtests of t; with names, only those tests
+// of it. A name that the suite does not have fails t.
+func Run(t *testing.T, h Harness, only ...string) {
+	t.Helper()
 	if h.NICs == 0 {
 		h.NICs = 1
 	}
 	if h.MaxBytes == 0 {
 		h.MaxBytes = 64 << 20
 	}
-	for _, c := range []struct {
+	tests := []struct {
 		name string
 		run  func(*testing.T, Harness)
 	}{
@@ -54,7 +59,16 @@ func Run(t *testing.T, h Harness) {
 		{"Wake", testWake},
 		{"AllocatesNothing", testAllocatesNothing},
 		{"Stats", testStats},
-	} {
+	}
+	ran := 0
+	for _, c := range tests {
+		if len(only) > 0 && !slices.Contains(only, c.name) {
+			continue
+		}
+		ran++
 		t.Run(c.name, func(t *testing.T) { c.run(t, h) })
+	}
+	if len(only) > 0 && ran != len(only) {
+		t.Errorf("the suite has %d tests of the names %v", ran, only)
 	}
 }

@@ -29,7 +29,8 @@ type Config struct {
 	// acknowledgement, 4.096 us << AckTimeout; 0 is 14, 67 ms.
 	AckTimeout int
 	// Retries is how often a packet is sent again before its peer counts as lost,
-	// 1 to 7; 0 is 7. Devices may stretch the time that this takes.
+	// 1 to 7; 0 is 7. Devices may stretch the time that this takes. On Soft-RoCE,
+	// which takes 7 for ever, it is 6 at most.
 	Retries int
 	// HandshakeTimeout is how long a peer may take to answer before requests that
 	// wait for it end as lost; 0 is 5 s.

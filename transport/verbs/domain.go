@@ -30,7 +30,7 @@ type domain struct {
 	attr    ibv.DeviceAttr
 	inline  int
 	maxMsg  uint64 // bytes of one work request
-	soft    bool   // Soft-RoCE: it calls a message that is too long a bad receive
+	soft    bool   // Soft-RoCE, which has ways of its own
 	relaxed bool   // regions are registered with relaxed ordering
 
 	lib   *ibv.Lib

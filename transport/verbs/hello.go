@@ -118,16 +118,15 @@ const (
 // hear judges a record of the peer's and brings the course up to date, except
 // that the caller connects and rebuilds.
 //
-// It connects to an end which is connected to nothing, or to our present life.
-// An end that is connected to an earlier life of ours will learn of the present
-// one and begin anew; to connect to it now would only break then.
+// It connects to an end which is connected to our present life, or which is new
+// and connected to nothing. An end that is connected to an earlier life of ours,
+// or was when an earlier life of ours knew it, will learn of the present one and
+// begin anew; to connect to it now would only break then.
 func (c *course) hear(r record) move {
 	switch {
 	case r.epoch == 0 || c.epoch == 0:
 		return moveNone
-	case c.remote == 0 && r.epoch <= c.last:
-		return moveAnswer
-	case c.remote == 0 && r.seen != 0 && r.seen != c.epoch:
+	case c.remote == 0 && r.seen != c.epoch && (r.seen != 0 || r.epoch <= c.last):
 		return moveAnswer
 	case c.remote == 0:
 		c.remote, c.last, c.confirmed = r.epoch, r.epoch, r.seen == c.epoch

@@ -311,6 +311,10 @@ func (d *domain) lose(l *link, vendor uint32, reason error) {
 	if l.given {
 		return
 	}
+	var ce *ibv.CallError
+	if vendor == 0 && errors.As(reason, &ce) {
+		vendor = uint32(ce.Errno)
+	}
 	l.why = fmt.Errorf("%w: verbs: %s: peer %s: %w", transport.ErrPeerLost, d.where(), &l.id, reason)
 	for i := range l.chans {
 		d.retire(l.chans[i].qp, transport.StatusPeerLost, vendor)

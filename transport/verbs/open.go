@@ -143,7 +143,9 @@ func (d *domain) readPort() (ibv.PortAttr, error) {
 			d.access |= ibv.RemoteAtomic
 		}
 	}
-	d.soft = d.attr.VendorID == softVendor
+	if d.soft = d.attr.VendorID == softVendor; d.soft {
+		d.cfg.Retries = min(d.cfg.Retries, 6) // it reads 7 as for ever
+	}
 	d.relaxed = !d.cfg.StrictOrdering && d.lib.HasOptionalAccess()
 	return port, nil
 }

@@ -409,7 +409,7 @@ func (d *domain) received(index uint64, w *ibv.WC, out *transport.Completion) bo
 	case ibv.WCLocalQPOp:
 		if out.Status = transport.StatusFault; b.x != nil && b.x.closed {
 			out.Status = transport.StatusFlushed
-		} else if d.soft {
+		} else if d.soft { // so it calls a message that is too long
 			out.Status = transport.StatusTruncated
 		}
 	case ibv.WCFlushed:

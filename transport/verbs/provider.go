@@ -99,12 +99,12 @@ func splitDevice(s string) (dev string, port int, err error) {
 }
 
 // add offers a port of a device, or all its active ports if port is 0.
-func (p *Provider) add(dev string, port int) error {
+func (p *Provider) add(dev string, port int) (err error) {
 	d, err := p.lib.OpenDevice(dev)
 	if err != nil {
 		return fmt.Errorf("%s: %w", dev, err)
 	}
-	defer d.Close()
+	defer func() { err = errors.Join(err, d.Close()) }()
 	a, err := d.Attr()
 	if err != nil {
 		return fmt.Errorf("%s: %w", dev, err)

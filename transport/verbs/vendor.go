@@ -17,6 +17,9 @@ func vendorOf(s ibv.WCStatus, code uint32) uint32 { return uint32(s)<<24 | code&
 // the work completion and the vendor's code. Where the request was refused when
 // it was posted, the code is the errno and there is no status.
 func VendorText(v uint32) string {
+	if v == 0 {
+		return "no code of the device"
+	}
 	if v>>24 == 0 {
 		return fmt.Sprintf("errno %d", v)
 	}

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_DEV = 8, MAX_QP = 1 << 12, MAX_MR = 1 << 14, INLINE = 220, TRIES = 20000, MAX_EVENTS = 64 };
+enum { MAX_DEV = 8, MAX_QP = 1 << 12, MAX_MR = 1 << 14, INLINE = 220, TRIES = 3000, MAX_EVENTS = 64 };
 
 struct event { int type; };
 struct ctx { struct ibv_context c; int dev; struct event events[MAX_EVENTS]; int num_events; struct ctx *next; };
