@@ -18,15 +18,15 @@ import (
 // small is a measurement of a few milliseconds.
 func small(level Level, nics int) Config {
 	c := Defaults()
-	c.Sizes, c.Level, c.NICs = []uint64{1, 8, 4096, 100_001}, level, nics
-	c.Samples, c.Burst, c.Bursts, c.Warmup, c.Window, c.Span = 100, 200, 2, 5, 16, 1<<20
+	c.Sizes, c.Level, c.NICs = []uint64{1, 4096, 20_001}, level, nics
+	c.Samples, c.Burst, c.Bursts, c.Warmup, c.Window, c.Span = 100, 60, 2, 5, 16, 1<<18
 	return c
 }
 
 // pair runs Write on both ranks of one process and returns what they returned.
 func pair(t *testing.T, cfg [2]Config, provider func(rank int) transport.Provider) (results [2][]SizeResult, errs [2]error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
 	groups := peergroup.NewLocal(2)
 	var both sync.WaitGroup
@@ -91,7 +91,7 @@ func TestWriteOnEveryLevel(t *testing.T) {
 						if r.Bytes != cfg.Sizes[i] || l.Samples != 100 || l.Min <= 0 || l.Min > l.P50 || l.P50 > l.P999 || l.P999 > l.Max {
 							t.Errorf("latency of %d bytes: %+v", cfg.Sizes[i], l)
 						}
-						if b.Messages != 200 || b.Bursts != 2 || b.BytesPerSecond <= 0 || b.Best < b.BytesPerSecond || b.MessagesPerSecond*float64(r.Bytes) != b.BytesPerSecond {
+						if b.Messages != 60 || b.Bursts != 2 || b.BytesPerSecond <= 0 || b.Best < b.BytesPerSecond || b.MessagesPerSecond*float64(r.Bytes) != b.BytesPerSecond {
 							t.Errorf("bandwidth of %d bytes: %+v", cfg.Sizes[i], b)
 						}
 					}
@@ -218,14 +218,14 @@ func TestFabricThatCannot(t *testing.T) {
 		}
 	}
 	cfg := small(LevelDomain, 1)
-	_, errs := pair(t, [2]Config{cfg, cfg}, overLoopback(t, loopback.Config{MaxMessage: 65536}, 1))
+	_, errs := pair(t, [2]Config{cfg, cfg}, overLoopback(t, loopback.Config{MaxMessage: 8192}, 1))
 	var wrong *ConfigError
 	if !errors.As(errs[0], &wrong) || wrong.Field != "sizes" {
 		t.Errorf("sizes above the NIC's: %v", errs[0])
 	}
 	// The engine cuts them.
 	cfg = small(LevelEngine, 1)
-	if _, errs := pair(t, [2]Config{cfg, cfg}, overLoopback(t, loopback.Config{MaxMessage: 65536}, 1)); errs[0] != nil || errs[1] != nil {
+	if _, errs := pair(t, [2]Config{cfg, cfg}, overLoopback(t, loopback.Config{MaxMessage: 8192}, 1)); errs[0] != nil || errs[1] != nil {
 		t.Errorf("the engine over a NIC of short messages: %v and %v", errs[0], errs[1])
 	}
 }
@@ -248,7 +248,7 @@ func TestTimesAreWhole(t *testing.T) {
 	const oneWay = 200 * time.Microsecond
 	for _, level := range Levels() {
 		cfg := small(level, 1)
-		cfg.Sizes, cfg.Burst, cfg.Bursts = []uint64{8}, 64, 20
+		cfg.Sizes, cfg.Burst, cfg.Bursts = []uint64{8}, 64, 5
 		slow := &loopback.Faults{Seed: 1, DelayMin: oneWay, DelayMax: oneWay}
 		results, errs := pair(t, [2]Config{cfg, cfg}, overLoopback(t, loopback.Config{Faults: slow}, 1))
 		if errs[0] != nil || errs[1] != nil {

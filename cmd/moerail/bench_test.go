@@ -7,6 +7,7 @@ import (
 
 	"moerail/bench/micro"
 	"moerail/cmd/moerail/internal/bench"
+	"moerail/transport/efa"
 )
 
 // quick makes a measurement of a few milliseconds.
@@ -54,6 +55,27 @@ func TestBenchWriteTable(t *testing.T) {
 	for _, want := range []string{"over loopback (loopback), worker level", "P99.9", "100001", "verified: every byte"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+// Over libfabric the same, at each level.
+func TestBenchWriteOverLibfabric(t *testing.T) {
+	if d := efa.Discover(); d.Err != nil {
+		t.Skip(d.Err)
+	}
+	for _, level := range micro.Levels() {
+		args := append([]string{"bench", "write", "--json", "--fabric", "libfabric:tcp", "--level", string(level)}, quick...)
+		code, out, errs := moerail(t, "", args...)
+		if code != 0 || errs != "" {
+			t.Fatalf("%s: exit code %d, said %q", level, code, errs)
+		}
+		var rep bench.Report
+		if err := json.Unmarshal([]byte(out), &rep); err != nil {
+			t.Fatal(err)
+		}
+		if len(rep.Sizes) != 3 || !rep.Verified || rep.Provider == "" {
+			t.Errorf("%s: %s", level, out)
 		}
 	}
 }
