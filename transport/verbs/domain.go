@@ -62,6 +62,7 @@ type domain struct {
 
 	polls     uint64
 	unsettled int       // links whose handshake is under way
+	nextTick  time.Time // when to look at the links next
 	looked    time.Time // when events were last looked for
 	down      error     // why the port can not be used now
 	fatal     error     // why it never will again

@@ -50,7 +50,7 @@ func (d *domain) event(e ibv.Event, now time.Time) {
 		d.down = nil
 		for _, l := range d.links {
 			if l.state == linkLost {
-				l.next, l.pause = now, firstPause
+				l.next, l.pause, d.nextTick = now, firstPause, now
 			}
 		}
 		d.checkAddress("IBV_EVENT_PORT_ACTIVE")

@@ -114,6 +114,25 @@ func TestPeerVanishes(t *testing.T) {
 	}
 }
 
+// Closing ends in any state, also with a word left to say to a lost peer.
+func TestCloseWhileProbing(t *testing.T) {
+	p := fakeProvider(t, 2, Config{GIDIndex: -1, HandshakeTimeout: time.Millisecond})
+	a, b := newSide(t, p, 0, transport.DomainConfig{}, 4096), newSide(t, p, 1, transport.DomainConfig{}, 4096)
+	a.meet(b)
+	until(t, "the loss", func() bool { return a.link().state == linkLost }, a)
+	a.d.mail.send(a.link(), kindHello)
+	ended := make(chan error, 1)
+	go func() { ended <- a.d.Close() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Close does not end")
+	}
+}
+
 func TestNobodyAnswers(t *testing.T) {
 	p := fakeProvider(t, 2, Config{GIDIndex: -1, HandshakeTimeout: 30 * time.Millisecond})
 	a, b := newSide(t, p, 0, transport.DomainConfig{}, 4096), newSide(t, p, 1, transport.DomainConfig{}, 4096)

@@ -5,7 +5,6 @@ package verbs
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"moerail/internal/ibv"
@@ -73,6 +72,7 @@ const (
 	firstPause = 10 * time.Millisecond
 	longPause  = 250 * time.Millisecond
 	flushLimit = 10 * time.Second
+	tickPause  = 5 * time.Millisecond
 	maxLinks   = 1 << 14
 
 	minRNRTimer = 12 // 0.64 ms between tries while a receiver has no receive
@@ -202,6 +202,7 @@ func (d *domain) dial(l *link) {
 	// The time that the peer has begins with the first hello, in a poll.
 	d.setState(l, linkDialing)
 	l.until, l.next, l.pause = time.Time{}, time.Time{}, firstPause
+	d.nextTick = time.Time{}
 }
 
 // setState keeps count of the links that need the clock.
@@ -259,208 +260,12 @@ func (d *domain) hear(l *link, h *hello) {
 	}
 }
 
-// retire takes a queue pair out of use. Its requests end with st as they are
-// flushed.
-func (d *domain) retire(q *rcQP, st transport.Status, vendor uint32) {
-	if q == nil || q.failed {
-		return
-	}
-	q.failed, q.cause, q.vendor, q.expires = true, st, vendor, time.Now().Add(flushLimit)
-	if err := q.qp.Fail(); err != nil {
-		q.expires = time.Time{} // it can not be flushed: reap ends its requests
-	}
-	l := q.link
-	l.left++
-	c := &l.chans[q.kind]
-	if c.qp == q {
-		c.qp, c.epoch, c.remote, c.confirmed = nil, 0, 0, false
-	}
-	d.dying = append(d.dying, q)
-	// A request that is partly under way can not go on elsewhere.
-	for i := range l.lists {
-		if s := &l.lists[i]; chanOf[i] == q.kind && !s.empty() {
-			if o := &d.ops.all[s.head]; o.pieces > 0 {
-				d.pop(s)
-				o.handed = true
-			}
-		}
-	}
-}
-
-// rebuild replaces a queue pair that has failed by the fault of a request.
-func (d *domain) rebuild(q *rcQP) {
-	l := q.link
-	d.retire(q, transport.StatusFlushed, 0)
-	if l.given || l.state == linkGone {
-		return
-	}
-	if l.chans[q.kind].qp == nil {
-		if err := l.beginChannel(q.kind); err != nil {
-			d.lose(l, 0, err)
-			return
-		}
-	}
-	if l.state != linkLost {
-		d.dial(l)
-	}
-}
-
-// lose ends all requests of a link, whose peer can not be reached, and goes on
-// trying if the caller has the peer.
-func (d *domain) lose(l *link, vendor uint32, reason error) {
-	if l.given {
-		return
-	}
-	var ce *ibv.CallError
-	if vendor == 0 && errors.As(reason, &ce) {
-		vendor = uint32(ce.Errno)
-	}
-	l.why = fmt.Errorf("%w: verbs: %s: peer %s: %w", transport.ErrPeerLost, d.where(), &l.id, reason)
-	for i := range l.chans {
-		d.retire(l.chans[i].qp, transport.StatusPeerLost, vendor)
-	}
-	d.endWaiting(l, transport.StatusPeerLost, vendor)
-	if l.peer == transport.NoPeer {
-		d.giveUp(l)
-		return
-	}
-	d.setState(l, linkLost)
-	l.next, l.pause = time.Now(), longPause
-	if l.self {
-		l.next = l.next.Add(longPause)
-	} else {
-		_ = l.begin() // if not, the next try does
-	}
-}
-
-// endWaiting ends what was not handed to the device.
-func (d *domain) endWaiting(l *link, st transport.Status, vendor uint32) {
-	for i := range l.lists {
-		for s := &l.lists[i]; !s.empty(); {
-			k := d.pop(s)
-			o := &d.ops.all[k]
-			o.status, o.vendor, o.handed = st, vendor, true
-			if o.pieces == 0 {
-				d.ops.end(k)
-			}
-		}
-	}
-}
-
-// flushRegion ends what waits to be sent out of a region.
-func (d *domain) flushRegion(x *region) {
-	for _, l := range d.links {
-		for i := range l.lists {
-			s := l.lists[i]
-			l.lists[i] = opList{-1, -1}
-			for !s.empty() {
-				k := d.pop(&s)
-				o := &d.ops.all[k]
-				if o.local != x || o.inline {
-					d.push(&l.lists[i], k)
-					continue
-				}
-				o.status, o.handed = transport.StatusFlushed, true
-				if o.pieces == 0 {
-					d.ops.end(k)
-				}
-			}
-		}
-	}
-}
-
-// giveUp forgets a link; what is left of it goes as it is flushed.
-func (d *domain) giveUp(l *link) {
-	if l.given {
-		return
-	}
-	for i := range l.chans {
-		c := &l.chans[i]
-		l.drop[i] = record{epoch: c.epoch, seen: c.remote}
-		d.retire(c.qp, transport.StatusFlushed, 0)
-	}
-	d.endWaiting(l, transport.StatusFlushed, 0)
-	d.setState(l, linkGone)
-	l.given = true
-	delete(d.links, l.addr)
-	d.given = append(d.given, l)
-}
-
-// RemovePeer implements transport.Domain. The peer is told, so that it dials
-// again if it wants to reach us.
-func (d *domain) RemovePeer(p transport.Peer) error {
-	if !d.enter() {
-		return transport.ErrClosed
-	}
-	defer d.leave()
-	lp := d.peers.Get(int32(p))
-	if lp == nil {
-		return fmt.Errorf("%w: peer %d", transport.ErrBadHandle, p)
-	}
-	l := *lp
-	d.dropTemplates(func(e *templateEntry) bool { return e.link == l })
-	d.remotes.Each(func(h int32, r **remote) {
-		if (*r).link == l {
-			d.remotes.Remove(h)
-		}
-	})
-	d.peers.Remove(int32(p))
-	l.peer = transport.NoPeer
-	told := l.state == linkReady || l.state == linkDialing
-	d.giveUp(l)
-	if told && !l.self {
-		d.mail.send(l, kindDrop)
-	}
-	return nil
-}
-
-// dropped takes the news that the other end has given up its queue pairs.
-func (d *domain) dropped(l *link, h *hello) {
-	ours := false
-	for i, r := range h.chans {
-		ours = ours || r.epoch != 0 && r.epoch == l.chans[i].remote
-	}
-	if !ours || l.state == linkGone || l.self {
-		return
-	}
-	if l.peer == transport.NoPeer {
-		d.giveUp(l)
-		return
-	}
-	busy := false
-	for i := range l.chans {
-		d.retire(l.chans[i].qp, transport.StatusFlushed, 0)
-	}
-	for i := range l.lists {
-		busy = busy || !l.lists[i].empty()
-	}
-	if err := l.begin(); err != nil {
-		d.lose(l, 0, err)
-		return
-	}
-	d.setState(l, linkIdle)
-	if busy {
-		d.dial(l)
-	}
-}
-
-// gone takes the news that the other end's domain closes.
-func (d *domain) gone(l *link) {
-	if l.given || l.self || l.state == linkGone {
-		return
-	}
-	d.lose(l, 0, errors.New("it has closed"))
-	if l.given {
-		return
-	}
-	for i := range l.chans {
-		d.retire(l.chans[i].qp, transport.StatusPeerLost, 0)
-	}
-	d.setState(l, linkGone)
-}
-
 // tick says hello where it is time, and ends waiting that has been too long.
 func (d *domain) tick(now time.Time) {
+	if now.Before(d.nextTick) {
+		return // a peer that is lost must not make every poll visit every link
+	}
+	d.nextTick = now.Add(tickPause)
 	for _, l := range d.links {
 		if l.state != linkDialing && l.state != linkLost || now.Before(l.next) {
 			continue
@@ -483,56 +288,6 @@ func (d *domain) tick(now time.Time) {
 		}
 		d.mail.send(l, kindHello)
 	}
-}
-
-// reap destroys queue pairs of which nothing is left. It is called when the
-// completion queue has been seen empty, so that none of their completions, which
-// a device may remove with them, goes missing.
-func (d *domain) reap() {
-	now := time.Now()
-	d.dying = slices.DeleteFunc(d.dying, func(q *rcQP) bool {
-		if q.inFlight > 0 {
-			if now.Before(q.expires) {
-				return false
-			}
-			d.abandon(q)
-		}
-		if err := q.qp.Close(); err != nil {
-			d.fail(err)
-		}
-		delete(d.byQP, q.qp.Number)
-		q.link.left--
-		return true
-	})
-	if len(d.given) == 0 {
-		return
-	}
-	d.given = slices.DeleteFunc(d.given, func(l *link) bool {
-		if l.left > 0 || l.mails > 0 || l.outbox != 0 {
-			return false
-		}
-		if err := l.ah.Close(); err != nil {
-			d.fail(err)
-		}
-		return true
-	})
-}
-
-// abandon ends the requests of a queue pair that was not flushed.
-func (d *domain) abandon(q *rcQP) {
-	for i := range d.ops.all {
-		o := &d.ops.all[i]
-		if o.qp != q || o.pieces == 0 {
-			continue
-		}
-		d.sendsIn -= int(o.pieces)
-		o.pieces, o.status, o.vendor = 0, q.cause, q.vendor
-		if o.status == transport.StatusOK {
-			o.status = transport.StatusFlushed
-		}
-		d.ops.end(int32(i))
-	}
-	q.inFlight, q.reads = 0, 0
 }
 
 // end destroys the queue pairs of a link that never was.

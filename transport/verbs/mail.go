@@ -93,6 +93,10 @@ func (d *domain) flushMail() {
 	k := 0
 	for ; k < len(m.out) && len(m.free) > 0; k++ {
 		l := m.out[k]
+		if l.outbox == 0 {
+			l.posted = false
+			continue
+		}
 		kind := uint8(kindHello)
 		for l.outbox>>kind&1 == 0 {
 			kind++
