@@ -164,7 +164,7 @@ func FuzzAttributes(f *testing.F) {
 		if len(text) > 1<<12 || strings.HasPrefix(text, "-> ") {
 			return
 		}
-		tree := shared(2, 2)
+		tree := shared(1, 1).without("devices/system/cpu/") // few files: writing them is what takes the time
 		name := names[int(which)%len(names)]
 		for p := range maps.Clone(tree) {
 			if strings.HasSuffix(p, "/"+name) {

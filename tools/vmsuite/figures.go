@@ -26,8 +26,8 @@ func (s *suite) figures(ctx context.Context) (string, error) {
 	}
 	e, err := s.run(ctx, []string{"MOERAIL_NICS=" + pair}, "comparewrite", "-fabric", "verbs", "-perftest", "-provider", pair,
 		"-moerail", filepath.Join(s.bin, "moerail"), "-raw", filepath.Join(s.bin, "raw_write_verbs"),
-		"-sizes", "2,256,4096,65536", "-turns", "3", "-samples", "300", "-burst", "300", "-burst-bytes", "4194304", "-bursts", "3",
-		"-limit", (30 * time.Second).String(), "-out", file)
+		"-sizes", "2,4096,65536", "-turns", "3", "-samples", "200", "-burst", "200", "-burst-bytes", "4194304", "-bursts", "3",
+		"-limit", s.patient(20*time.Second).String(), "-out", file)
 	if err != nil {
 		return "", err
 	}

@@ -270,7 +270,11 @@ func (s *suite) link(ctx context.Context) (string, error) {
 	outcome := "the run went on, verified"
 	if !verified {
 		if named == "" {
-			return "", fmt.Errorf("the run ended and no rank named %s; rank 0 said %q", victim.name, lastLines(job[0].end.stderr, 3))
+			var said []string
+			for i, r := range job {
+				said = append(said, fmt.Sprintf("rank %d: %d %q", i, r.end.code, lastLines(r.end.stderr, 3)))
+			}
+			return "", fmt.Errorf("the run ended and no rank named %s; exit codes and last words: %s", victim.name, strings.Join(said, "; "))
 		}
 		outcome = fmt.Sprintf("the run ended: %q", named)
 	}

@@ -60,12 +60,11 @@ type machine struct {
 }
 
 type stepRecord struct {
-	Name     string  `json:"name"`
-	Passed   bool    `json:"passed"`
-	Patience float64 `json:"patience"`
-	Seconds  float64 `json:"seconds"`
-	Saw      string  `json:"saw"`
-	Error    string  `json:"error"`
+	Name    string  `json:"name"`
+	Passed  bool    `json:"passed"`
+	Seconds float64 `json:"seconds"`
+	Saw     string  `json:"saw"`
+	Error   string  `json:"error"`
 }
 
 // devicesFrom reads what tools/rxe-vm says of its devices.
