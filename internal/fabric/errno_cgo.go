@@ -23,6 +23,7 @@ const (
 	ErrnoCanceled = C.FI_ECANCELED
 	ErrnoNoData   = C.FI_ENODATA
 	ErrnoTimedOut = C.FI_ETIMEDOUT
+	ErrnoInvalid  = C.FI_EINVAL
 )
 
 // Classify says what an errno of an operation means to its poster.
@@ -47,6 +48,8 @@ func AddressText(format uint32, addr []byte) string {
 		return fmt.Sprintf("%v:%d", net.IP(addr[4:8]), int(addr[2])<<8|int(addr[3]))
 	case format == FormatSockaddrIn6 && len(addr) >= unix.SizeofSockaddrInet6:
 		return fmt.Sprintf("[%v]:%d", net.IP(addr[8:24]), int(addr[2])<<8|int(addr[3]))
+	case format == FormatEFA && len(addr) >= 18:
+		return fmt.Sprintf("[%v] queue pair %d", net.IP(addr[:16]), int(addr[16])|int(addr[17])<<8)
 	}
 	return fmt.Sprintf("%x", addr)
 }

@@ -480,7 +480,7 @@ int moe_progress(moe_dom *d, uint32_t tail, uint32_t recv_tail, uint32_t room)
 	uint32_t n = 0;
 	if (d->done_head != MOE_NONE)
 		n = report_ended(d, d->out, room);
-	if (n < room)
+	if (n < room && d->fatal == 0)
 		n += read_queue(d, d->out + n, room - n, now);
 	if (d->fatal != 0 && n == 0)
 		return -d->fatal;

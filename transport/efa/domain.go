@@ -52,8 +52,10 @@ type domain struct {
 	byLife    map[uint32]transport.Peer
 	numbers   []uint32 // free peer numbers below nextPeer
 	nextPeer  uint32
-	home      *region // takes empty writes
-	landing   *region // takes messages
+	home      *region   // takes empty writes
+	landing   *region   // takes messages
+	stages    []*region // free ones of allStages
+	allStages []*region
 
 	flights  []flight // by slot
 	free     []uint32 // slots for operations
@@ -93,7 +95,8 @@ type flight struct {
 	local  *region   // the memory it uses, nil for none
 	tmpl   *template // whose targets it uses
 	split  *split    // which it is a part of
-	result []byte    // where an atomic's old value goes
+	result []byte    // where an atomic's old value, or a message, goes
+	stage  *region   // holds the message instead of local
 }
 
 type counters struct {
@@ -296,7 +299,8 @@ func (d *domain) Close() error {
 		(*r).closed.Store(true)
 		note((*r).unregister())
 	})
-	for _, r := range []*region{d.home, d.landing} {
+	own := append([]*region{d.home, d.landing}, d.allStages...)
+	for _, r := range own {
 		if r != nil {
 			note(r.unregister())
 		}
@@ -313,8 +317,9 @@ func (d *domain) Close() error {
 		}
 	}
 	note(d.f.Close())
-	note(d.home.disown())
-	note(d.landing.disown())
+	for _, r := range own {
+		note(r.disown())
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("efa: close %s: %w", d.name, err)
 	}

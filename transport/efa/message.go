@@ -18,18 +18,49 @@ func (d *domain) send(w *write) error {
 	if err := w.local.check(w.localOff, w.len); err != nil {
 		return err
 	}
-	if err := d.oneDescriptor(w.local, w.localOff, w.len); err != nil {
-		return err
+	crosses := d.crosses(w.local, w.localOff, w.len)
+	if crosses && w.local.mem.Kind == transport.MemoryDevice {
+		return d.crossing(w.local, w.localOff, w.len)
 	}
 	if d.full() {
 		return transport.ErrAgain
 	}
+	var stage *region
+	if crosses {
+		var err error
+		if stage, err = d.takeStage(); err != nil {
+			return err
+		}
+	}
 	slot, op := d.take()
 	op.Kind, op.Peer, op.Len = fabric.Send, w.peer.number, w.len
 	op.Raddr, op.Rkey, op.Data = w.peer.id.generation, 0, uint64(d.id.life())
-	d.source(slot, op, w)
+	if stage == nil {
+		d.source(slot, op, w)
+	} else {
+		copy(stage.mem.Host[:w.len], w.local.mem.Host[w.localOff:])
+		op.Src, op.Desc = stage.addr, stage.regs[0].Desc
+	}
 	d.launch(slot, w)
+	d.flights[slot].stage = stage
 	return nil
+}
+
+// takeStage gives memory for a message that one descriptor of its own memory does
+// not cover. It comes back when the message has ended. There are as many as such
+// messages were ever in flight at once.
+func (d *domain) takeStage() (*region, error) {
+	if n := len(d.stages); n > 0 {
+		r := d.stages[n-1]
+		d.stages = d.stages[:n-1]
+		return r, nil
+	}
+	r, err := d.own(maxMessageBytes, transport.AccessLocal)
+	if err != nil {
+		return nil, fmt.Errorf("efa: %s: memory for a message across a seam: %w", d.name, err)
+	}
+	d.allStages = append(d.allStages, r)
+	return r, nil
 }
 
 // maxMessageBytes bounds messages, which are for control and small payloads. A
@@ -42,12 +73,14 @@ const maxMessageBytes = 64 << 10
 // landingOff is where a receive's bytes arrive.
 func (d *domain) landingOff(slot uint32) uint64 { return uint64(int(slot)-d.txSlots) * maxMessageBytes }
 
-// oneDescriptor refuses a message that one descriptor does not cover.
-func (d *domain) oneDescriptor(r *region, off, n uint64) error {
-	if n > 0 && d.info.MRMode&fabric.MRLocal != 0 && r.seam(off, n) {
-		return fmt.Errorf("%w: a message of %d bytes at %d crosses a seam between registrations of %d bytes", transport.ErrUnsupported, n, off, r.key.piece)
-	}
-	return nil
+// crosses tells whether one descriptor does not cover a range that needs one.
+func (d *domain) crosses(r *region, off, n uint64) bool {
+	return n > 0 && d.info.MRMode&fabric.MRLocal != 0 && r.seam(off, n)
+}
+
+func (d *domain) crossing(r *region, off, n uint64) error {
+	return fmt.Errorf("%w: a message of %d bytes at %d of device memory crosses a seam between registrations of %d bytes",
+		transport.ErrUnsupported, n, off, r.key.piece)
 }
 
 // PostRecv implements transport.Domain. A receive into a region that closes
@@ -81,10 +114,8 @@ func (d *domain) receive(rr *transport.RecvRequest) error {
 		if err := r.check(rr.Off, rr.Len); err != nil {
 			return err
 		}
-		if r.mem.Kind == transport.MemoryDevice {
-			if err := d.oneDescriptor(r, rr.Off, rr.Len); err != nil {
-				return err
-			}
+		if r.mem.Kind == transport.MemoryDevice && d.crosses(r, rr.Off, rr.Len) {
+			return d.crossing(r, rr.Off, rr.Len)
 		}
 	}
 	if d.posted >= d.limits.MaxRecv || len(d.freeRecv) == 0 {

@@ -4,6 +4,7 @@ package efa
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"time"
 
@@ -67,7 +68,10 @@ func (d *domain) AddPeer(a transport.Address) (transport.Peer, error) {
 		return transport.NoPeer, fmt.Errorf("efa: %s: %d peers exist, which is the limit", d.name, maxPeers)
 	}
 	if err := d.f.AddPeer(p.number, id.endpoint); err != nil {
-		return transport.NoPeer, fmt.Errorf("%w: %s can not use the address %s: %w", transport.ErrBadAddress, d.info.Provider, id.where(), err)
+		if e := (*fabric.Error)(nil); errors.As(err, &e) && e.Errno == fabric.ErrnoInvalid {
+			err = fmt.Errorf("%w: %w", transport.ErrBadAddress, err)
+		}
+		return transport.NoPeer, fmt.Errorf("efa: %s: %s can not use the address %s: %w", d.name, d.info.Provider, id.where(), err)
 	}
 	h, err := d.peers.Add(p)
 	if err != nil {

@@ -171,6 +171,9 @@ func (d *domain) finished(c *fabric.Completion, out *transport.Completion) bool 
 		copy(fl.result, d.f.Slots[c.Slot].Bytes[16:24])
 	}
 	s := fl.split
+	if fl.stage != nil && !c.Orphan { // of an orphan it may still be read
+		d.stages = append(d.stages, fl.stage)
+	}
 	if fl.tmpl != nil {
 		fl.tmpl.unuse()
 	}

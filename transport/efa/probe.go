@@ -56,26 +56,33 @@ func (o *offer) try(lib *fabric.Library) (err error) {
 		return fmt.Errorf("a write over %s of %s: %w", o.info.Domain, o.info.Provider, works)
 	}
 	o.features.Tried = true
-	if o.features.ImmBytes > 0 {
-		if err := p.imm(); err != nil {
-			o.features.ImmBytes = 0
-			o.lacks("immediates", err.Error())
+	for _, f := range []struct {
+		name    string
+		offered bool
+		take    func()
+		run     func() error
+	}{
+		{"immediates", o.features.ImmBytes > 0, func() { o.features.ImmBytes = 0 }, p.imm},
+		{"reads", true, func() { o.features.Read = false }, p.read},
+		{"atomics", o.features.Atomic, func() { o.features.Atomic = false }, p.atomics},
+	} {
+		if !f.offered {
+			continue
 		}
-	}
-	if err := p.read(); err != nil {
-		o.features.Read = false
-		o.lacks("reads", err.Error())
-	}
-	if o.features.Atomic {
-		if err := p.atomics(); err != nil {
-			o.features.Atomic = false
-			o.lacks("atomics", err.Error())
+		if err := f.run(); errors.Is(err, errBroken) {
+			return err
+		} else if err != nil {
+			f.take()
+			o.lacks(f.name, err.Error())
 		}
 	}
 	return nil
 }
 
-var errSilent = errors.New("offered, but nothing came of it")
+var (
+	errSilent = errors.New("offered, but nothing came of it")
+	errBroken = errors.New("the domain broke while it was tried") // no news of a feature
+)
 
 type probe struct {
 	d      *domain
@@ -99,7 +106,7 @@ func (p *probe) run(op transport.Opcode, n uint64, operand, compare uint64, seen
 	for start := time.Now(); !ended || !arrived || !seen(); runtime.Gosched() {
 		k, err := p.d.Poll(out[:])
 		if err != nil {
-			return err
+			return fmt.Errorf("%w: %w", errBroken, err)
 		}
 		for _, c := range out[:k] {
 			switch {
