@@ -249,6 +249,10 @@ static int post_recv(moe_dom *d, uint32_t s)
 		r = fi_recv(d->ep, buf, op->len, desc, FI_ADDR_UNSPEC, &slot->context);
 	if (r == -FI_EAGAIN || r == -FI_EINTR)
 		return 0;
+	if (r != 0 && op->kind == MOE_EMPTY_RECV) {
+		d->fatal = (int)-r; // immediates can not arrive any more
+		return 0;
+	}
 	if (r != 0) {
 		op->state = MOE_ENDED;
 		ended(d, s, MOE_ERROR, (int)-r);
