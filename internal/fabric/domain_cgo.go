@@ -195,7 +195,7 @@ func (d *Domain) Cancel(i uint32) error {
 func (d *Domain) Progress(tail, recvTail uint32, room int) (int, error) {
 	n := C.moe_progress(d.c, C.uint32_t(tail), C.uint32_t(recvTail), C.uint32_t(room))
 	if n < 0 {
-		return 0, d.lib.fail("fi_cq_read", -n)
+		return 0, d.lib.fail("fi_cq_read, or fi_recv of an empty receive", -n)
 	}
 	return int(n), nil
 }

@@ -111,6 +111,7 @@ typedef struct moe_peer {
 	uint32_t head, tail;   // operations waiting to be posted
 	uint32_t queued, posted;
 	uint64_t owed;         // bytes of what is queued and posted
+	uint64_t tried;        // ms: the last try to post what waits
 	uint8_t known, lost, blocked;
 } moe_peer;
 

@@ -9,6 +9,7 @@
 enum {
 	POST_BATCH = 128,   // requests given to the provider in one call
 	ENTRIES = 64,       // completions read in one call
+	EAGER_MS = 20,      // how long a peer is tried at every call before it is tried once a tick
 	SLOWEST = 16 << 10, // bytes that a living peer's path moves in a millisecond, at least
 };
 
@@ -199,13 +200,18 @@ static void submit(moe_dom *d, uint32_t s, uint64_t now)
 
 // retry gives every peer whose queue waits one chance, so that one that takes
 // nothing costs a call and holds up nobody.
-static void retry(moe_dom *d, int budget)
+static void retry(moe_dom *d, int budget, uint64_t now)
 {
 	uint32_t keep = 0, n = d->num_blocked;
 	for (uint32_t k = 0; k < n; k++) {
 		uint32_t i = d->blocked[k];
 		moe_peer *p = &d->peers[i];
-		while (p->queued > 0 && budget > 0) {
+		// Nothing is under way that could make room: the peer does not answer.
+		// With ofi_rxm each try is a connection attempt of its own, and they
+		// would fill the backlog of a peer that is only slow.
+		int patient = p->posted == 0 && now - p->since >= EAGER_MS && now == p->tried;
+		p->tried = now;
+		while (p->queued > 0 && budget > 0 && !patient) {
 			uint32_t s = p->head, next = d->slots[s].op.next;
 			budget--;
 			if (try_post(d, i, s))
@@ -249,6 +255,10 @@ static int post_recv(moe_dom *d, uint32_t s)
 		r = fi_recv(d->ep, buf, op->len, desc, FI_ADDR_UNSPEC, &slot->context);
 	if (r == -FI_EAGAIN || r == -FI_EINTR)
 		return 0;
+	if (r != 0 && op->kind == MOE_EMPTY_RECV) {
+		d->fatal = (int)-r; // immediates can not arrive any more
+		return 0;
+	}
 	if (r != 0) {
 		op->state = MOE_ENDED;
 		ended(d, s, MOE_ERROR, (int)-r);
@@ -476,7 +486,7 @@ int moe_progress(moe_dom *d, uint32_t tail, uint32_t recv_tail, uint32_t room)
 	for (; d->head != tail && budget > 0; d->head++, budget--)
 		submit(d, d->ring[d->head & d->ring_mask], now);
 	if (d->num_blocked > 0)
-		retry(d, POST_BATCH);
+		retry(d, POST_BATCH, now);
 	uint32_t n = 0;
 	if (d->done_head != MOE_NONE)
 		n = report_ended(d, d->out, room);

@@ -68,6 +68,9 @@ func TestConformance(t *testing.T) {
 
 // The same with queues that are always full and regions in many pieces.
 func TestConformanceSmall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestConformanceStrict covers pieces and full queues in short runs")
+	}
 	for _, s := range softwareProviders {
 		t.Run(strings.ReplaceAll(s.name, ";", "+"), func(t *testing.T) {
 			p := open(t, Config{Provider: s.name, NumNICs: 4, ConnectTimeout: 2 * time.Second, MaxRegion: 64 << 10})

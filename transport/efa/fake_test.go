@@ -70,7 +70,11 @@ func TestConformanceStrict(t *testing.T) {
 			if p.Name() != "efa" || len(p.NICs()) != 2 {
 				t.Fatalf("%s with NICs %v", p.Name(), p.NICs())
 			}
-			h := harness(p, transport.DomainConfig{}, "")
+			var limits transport.DomainConfig
+			if name == "pieces" {
+				limits = transport.DomainConfig{MaxSend: 3, MaxRecv: 70, MaxCQ: 64}
+			}
+			h := harness(p, limits, "")
 			h.MaxBytes = 1 << 20
 			transporttest.Run(t, h)
 			if n := alive(p); n != "0" {
@@ -216,7 +220,7 @@ func TestEveryCallFails(t *testing.T) {
 		{"fi_cq_open", 2, false, ""}, {"fi_endpoint", 2, false, ""}, {"fi_ep_bind", 4, false, ""}, {"fi_enable", 2, false, ""},
 		{"fi_getname", 2, false, ""}, {"fi_mr_regattr", 8, false, ""}, {"fi_mr_bind", 8, false, "FAKE_MR=0x274"}, {"fi_mr_enable", 8, false, "FAKE_MR=0x274"},
 		{"fi_av_insert", 3, false, ""}, {"fi_av_remove", 2, false, ""}, {"fi_writemsg", 6, true, ""}, {"fi_readmsg", 3, true, ""},
-		{"fi_tsend", 2, false, ""}, {"fi_trecv", 2, true, ""}, {"fi_fetch_atomic", 3, true, ""}, {"fi_cq_read", 12, false, ""},
+		{"fi_tsend", 2, false, ""}, {"fi_trecv", 2, true, ""}, {"fi_fetch_atomic", 3, true, ""}, {"fi_cq_read", 8, false, ""},
 		{"fi_close", 12, false, ""}, {"fi_cancel", 2, true, ""}, {"fi_cq_readerr", 2, true, ""}, {"fi_recv", 3, true, "FAKE_RX=1"},
 	} {
 		for n := 1; n <= c.places; n++ {
