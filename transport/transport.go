@@ -308,6 +308,17 @@ type Waker interface {
 	SetWake(wake func())
 }
 
+// Waiter is implemented by domains whose owner can sleep in the kernel until a
+// Poll may bring something. Both are the owner's.
+type Waiter interface {
+	// WaitFD is what poll(2) shows readable then; -1 if the device at hand has no
+	// such descriptor. Constant.
+	WaitFD() int
+	// Arm is called before each sleep; false: Poll first. No sleep should be longer
+	// than some milliseconds: time limits of the domain pass in Poll alone.
+	Arm() bool
+}
+
 // NIC describes a device that a provider can open.
 type NIC struct {
 	Name string

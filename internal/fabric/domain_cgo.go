@@ -46,6 +46,7 @@ type Config struct {
 	Device      bool // memory of GPUs will be registered
 	EFA         bool
 	LocalMemory bool // local memory needs a descriptor (MRLocal)
+	Wait        bool // a descriptor to sleep on is wanted
 }
 
 // Domain is an opened endpoint with everything that belongs to it. Its owner's
@@ -76,7 +77,7 @@ func (l *Library) OpenDomain(info *Info, cfg Config) (*Domain, error) {
 		life: C.uint64_t(cfg.Life), timeout_ms: C.uint64_t(cfg.TimeoutMS),
 		num_slots: C.uint32_t(total), num_sends: C.uint32_t(cfg.Sends), num_recvs: C.uint32_t(cfg.Recvs),
 		max_peers: C.uint32_t(cfg.MaxPeers), ring_size: C.uint32_t(ring), cq_size: C.uint32_t(cfg.CQ), pool: C.uint32_t(cfg.EmptyRecvs),
-		tagged: flag(cfg.Tagged), data_bytes: C.uint8_t(cfg.DataBytes), local_mr: flag(cfg.LocalMemory), device_memory: flag(cfg.Device), is_efa: flag(cfg.EFA),
+		tagged: flag(cfg.Tagged), data_bytes: C.uint8_t(cfg.DataBytes), local_mr: flag(cfg.LocalMemory), device_memory: flag(cfg.Device), is_efa: flag(cfg.EFA), wait: flag(cfg.Wait),
 	}
 	var step C.int
 	var d *C.moe_dom
@@ -198,6 +199,16 @@ func (d *Domain) Progress(tail, recvTail uint32, room int) (int, error) {
 		return 0, d.lib.fail("fi_cq_read, or fi_recv of an empty receive", -n)
 	}
 	return int(n), nil
+}
+
+// WaitFD is a descriptor that becomes readable when Progress may bring something,
+// -1 where the provider has none. It is the domain's.
+func (d *Domain) WaitFD() int { return int(d.c.wait_fd) }
+
+// Arm is called before sleeping on WaitFD, with the tails of the rings. False:
+// there is something to do, and nobody would say so.
+func (d *Domain) Arm(tail, recvTail uint32) bool {
+	return C.moe_arm(d.c, C.uint32_t(tail), C.uint32_t(recvTail)) != 0
 }
 
 // Counters of the shim since the domain was opened.

@@ -122,7 +122,7 @@ typedef struct moe_config {
 	uint32_t ring_size;    // a power of two, num_slots or more
 	uint32_t cq_size, pool; // pool: empty receives kept posted, for immediates
 	uint8_t tagged, data_bytes, local_mr, device_memory;
-	uint8_t is_efa;
+	uint8_t is_efa, wait;
 } moe_config;
 
 typedef struct moe_dom {
@@ -136,6 +136,7 @@ typedef struct moe_dom {
 	void *slots_desc;
 	moe_config cfg;
 	int mr_endpoint;
+	int wait_fd; // readable when the completion queue may have something, -1 if there is none
 
 	moe_slot *slots;
 	uint32_t *ring, *recv_ring, ring_mask, head, recv_head;
@@ -193,6 +194,7 @@ void moe_drop_marked(moe_dom *d);
 void moe_orphan(moe_dom *d, uint32_t slot);
 int moe_cancel(moe_dom *d, uint32_t slot);
 int moe_progress(moe_dom *d, uint32_t tail, uint32_t recv_tail, uint32_t room);
+int moe_arm(moe_dom *d, uint32_t tail, uint32_t recv_tail);
 
 enum {
 	offsetof_op_peer = offsetof(moe_op, peer), offsetof_op_err = offsetof(moe_op, err),

@@ -84,6 +84,21 @@ int moe_close(moe_dom *d)
 	return first;
 }
 
+// open_cq opens the completion queue with a descriptor to sleep on, where the
+// provider has one: shm and rxd have none (and say so at once).
+static int open_cq(moe_dom *d)
+{
+	struct fi_cq_attr attr = {.size = d->cfg.cq_size, .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_FD};
+	d->wait_fd = -1;
+	if (d->cfg.wait && fi_cq_open(d->domain, &attr, &d->cq, NULL) == 0) {
+		if (fi_control(&d->cq->fid, FI_GETWAIT, &d->wait_fd) != 0)
+			d->wait_fd = -1;
+		return 0;
+	}
+	attr.wait_obj = FI_WAIT_NONE;
+	return -fi_cq_open(d->domain, &attr, &d->cq, NULL);
+}
+
 static int open_all(moe_dom *d, struct fi_info *info)
 {
 	int err;
@@ -113,8 +128,7 @@ static int open_all(moe_dom *d, struct fi_info *info)
 	if ((err = -fi_av_open(d->domain, &av, &d->av, NULL)) != 0)
 		return err;
 	d->step = MOE_STEP_CQ;
-	struct fi_cq_attr cq = {.size = c->cq_size, .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_NONE};
-	if ((err = -fi_cq_open(d->domain, &cq, &d->cq, NULL)) != 0)
+	if ((err = open_cq(d)) != 0)
 		return err;
 	d->step = MOE_STEP_ENDPOINT;
 	if ((err = -fi_endpoint(d->domain, info, &d->ep, NULL)) != 0)

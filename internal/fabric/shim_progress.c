@@ -499,6 +499,17 @@ int moe_progress(moe_dom *d, uint32_t tail, uint32_t recv_tail, uint32_t room)
 	return (int)n;
 }
 
+// moe_arm tells whether the owner may sleep on wait_fd: nothing waits to be shown
+// or reported, and the provider has nothing either.
+int moe_arm(moe_dom *d, uint32_t tail, uint32_t recv_tail)
+{
+	struct fid *fids[] = {&d->cq->fid};
+	if (d->wait_fd < 0 || d->head != tail || d->recv_head != recv_tail || d->pool_ready > 0 || d->num_blocked > 0 ||
+	    d->done_head != MOE_NONE || d->fatal != 0)
+		return 0;
+	return fi_trywait(d->fabric, fids, 1) == 0;
+}
+
 int moe_peer_add(moe_dom *d, uint32_t i, const void *addr)
 {
 	moe_peer *p = &d->peers[i];

@@ -9,7 +9,8 @@ import (
 type Config struct {
 	// Provider is libfabric's name of a provider: "efa" (the default), "tcp",
 	// "tcp;ofi_rxm", "net", "shm", ... "tcp" takes the library's native "tcp" with
-	// reliable datagrams if it has that (2.x), else "tcp;ofi_rxm", else "net".
+	// reliable datagrams if it has that (2.x), else "net", which is its name in 1.x, else
+	// "tcp;ofi_rxm". In 1.17 "net" has no atomics; "tcp;ofi_rxm" has, and is slower.
 	Provider string
 	// NumNICs is how many domains to offer. 0 means as many as there are devices
 	// of a hardware provider, and one of a software provider, whose interfaces are

@@ -24,8 +24,8 @@
 // A local completion says that the buffer may be reused. Over TCP it does not
 // even say that the peer still lives: a write that the socket took has ended well.
 //
-// The domains are no transport.Waker. These providers move data only while they
-// are polled (rendezvous, acknowledgements, copies in pieces), so an owner that
-// slept until something arrived would stall its peers; the engine looks at such a
-// domain at least every PollPolicy.MaxPark.
+// These providers move data only while they are polled. Where one has a descriptor
+// that shows when to poll (tcp and net; shm and rxd have none) the domain is a
+// transport.Waiter, and an idle owner sleeps on it; elsewhere the engine looks at
+// least every PollPolicy.MaxPark.
 package efa

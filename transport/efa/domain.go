@@ -44,6 +44,7 @@ type domain struct {
 	txSlots int
 
 	f         *fabric.Domain
+	waitFD    int
 	peers     handle.Table[*peer]
 	regions   handle.Table[*region]
 	remotes   handle.Table[*remote]
@@ -167,6 +168,7 @@ func openDomain(lib *fabric.Library, o *offer, name string, cfg transport.Domain
 	fc := fabric.Config{
 		Life: d.id.generation, TimeoutMS: uint64(max(timeout.Milliseconds(), 1)), Sends: d.txSlots, Recvs: recvs, MaxPeers: maxPeers, CQ: cq,
 		Tagged: o.features.Tagged, DataBytes: o.features.ImmBytes, Device: o.device, EFA: o.efa, LocalMemory: info.MRMode&fabric.MRLocal != 0,
+		Wait: true,
 	}
 	if info.Mode&fabric.ModeRxCQData != 0 {
 		fc.EmptyRecvs = emptyRecvs
@@ -175,6 +177,7 @@ func openDomain(lib *fabric.Library, o *offer, name string, cfg transport.Domain
 	if d.f, err = lib.OpenDomain(info, fc); err != nil {
 		return nil, err
 	}
+	d.waitFD = d.f.WaitFD()
 	d.flights = make([]flight, d.txSlots+recvs)
 	for i := d.txSlots - 1; i >= 0; i-- {
 		d.free = append(d.free, uint32(i))

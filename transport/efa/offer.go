@@ -67,7 +67,7 @@ func wanted(provider string) []string {
 	case "":
 		return []string{defaultProvider}
 	case "tcp":
-		return []string{"tcp", "tcp;ofi_rxm", "net"}
+		return []string{"tcp", "net", "tcp;ofi_rxm"}
 	}
 	return []string{provider}
 }

@@ -138,6 +138,9 @@ func New(cfg Config) (*Engine, error) {
 			wk.SetWake(e.Wake)
 			n.wakes = true
 		}
+		if wt, ok := d.(transport.Waiter); ok && wt.WaitFD() >= 0 {
+			n.waiter = wt
+		}
 		l := d.Limits()
 		if l.MaxMessage > 0 {
 			e.maxMsg = min(e.maxMsg, l.MaxMessage)
@@ -147,6 +150,9 @@ func New(cfg Config) (*Engine, error) {
 		w.nics = append(w.nics, n)
 	}
 	e.w = w
+	if err := w.doze.open(w.nics); err != nil {
+		return nil, err
+	}
 	started := make(chan error, 1)
 	go w.main(started)
 	if err := <-started; err != nil {
@@ -160,6 +166,7 @@ func (w *Worker) main(started chan<- error) {
 	if w.e.cfg.CPU >= 0 {
 		runtime.LockOSThread() // never unlocked: the pinned thread ends with the worker
 		if err := pinThread(w.e.cfg.CPU); err != nil {
+			w.doze.close()
 			started <- err
 			return
 		}
@@ -169,6 +176,7 @@ func (w *Worker) main(started chan<- error) {
 	started <- nil
 	w.loop()
 	w.shutdown()
+	w.doze.close()
 }
 
 // Addr is what peers need to reach this engine.

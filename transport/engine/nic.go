@@ -15,7 +15,8 @@ type nic struct {
 	name        string
 	dom         transport.Domain
 	wakes       bool
-	failed      error // why the domain is no longer used
+	waiter      transport.Waiter // where the domain has a descriptor to sleep on
+	failed      error            // why the domain is no longer used
 	down        atomic.Bool
 	urgent      jobList // scatters of pollers: a round waits for them
 	bulk        jobList // transfers of applications

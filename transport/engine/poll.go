@@ -22,11 +22,13 @@ type PollPolicy struct {
 	// yield takes the time of their turns, and waking costs less. -1 means none.
 	Yield int
 	// OSYield adds sched_yield to each yield, for machines where more pinned
-	// workers of several processes than cores must make progress.
+	// workers of several processes than cores must make progress. Where the worker
+	// can sleep on its NICs (transport.Waiter) it does so after a few yields.
 	OSYield bool
 	// MaxPark bounds a park while something can only be found by looking: an
-	// attached poller, a domain without transport.Waker, a full queue. Default
-	// 100 us, at most 1 s. Without such a thing a worker parks until woken.
+	// attached poller, a domain that is no transport.Waker or Waiter, a full queue.
+	// Default 100 us, at most 1 s. Without such a thing a worker parks until woken;
+	// with a transport.Waiter it still looks every 5 ms.
 	MaxPark time.Duration
 	// NoPark keeps the worker yielding for ever.
 	NoPark bool
@@ -90,6 +92,9 @@ func (w *Worker) loop() {
 		crowd.Add(1)
 		defer crowd.Add(-1)
 	}
+	if p.OSYield && w.doze.enabled() {
+		p.Yield = min(p.Yield, crowdedYield) // sleeping gives the core away better
+	}
 	idle, busy := 0, 0
 	for turns := uint64(1); !w.e.stop.Load(); turns++ {
 		if pinned && turns%turnsPerClock == 0 {
@@ -140,7 +145,9 @@ func (w *Worker) park() bool {
 	}
 	e.stats.parks.Add(1)
 	var woken bool
-	if w.mustLook() {
+	if w.doze.enabled() {
+		woken = w.doze.sleep(w)
+	} else if w.mustLook() {
 		w.timer.Reset(e.cfg.Poll.MaxPark)
 		select {
 		case <-e.wake:
@@ -159,7 +166,7 @@ func (w *Worker) park() bool {
 // mustLook reports whether work can appear without a Wake.
 func (w *Worker) mustLook() bool {
 	for _, n := range w.nics {
-		if n.failed == nil && (!n.wakes || n.queued()) {
+		if n.failed == nil && (!n.wakes && n.waiter == nil || n.queued()) {
 			return true
 		}
 	}
@@ -175,6 +182,10 @@ func (w *Worker) mustLook() bool {
 func (e *Engine) Wake() {
 	if e.parked.Load() && e.parked.CompareAndSwap(true, false) {
 		e.stats.wakes.Add(1)
+		if e.w.doze.enabled() {
+			e.w.doze.rouse()
+			return
+		}
 		select {
 		case e.wake <- struct{}{}:
 		default:

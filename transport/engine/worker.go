@@ -41,6 +41,7 @@ type Worker struct {
 	sends     sendBuffers
 	recvs     *recvPool
 	timer     *time.Timer
+	doze      doze
 	posted    bool   // since the turn began
 	immsSeen  uint64 // since the last poll of a NIC
 }
