@@ -263,7 +263,7 @@ func TestInterruptedOverLibfabric(t *testing.T) {
 func removeShm(t *testing.T, pids map[int]int) {
 	t.Helper()
 	for _, pid := range pids {
-		files, _ := filepath.Glob(fmt.Sprintf("/dev/shm/fi_shm*%d*", pid))
+		files, _ := filepath.Glob(fmt.Sprintf("/dev/shm/%d:*", pid))
 		for _, f := range files {
 			if err := os.Remove(f); err != nil && !os.IsNotExist(err) {
 				t.Log(err)
