@@ -67,7 +67,7 @@ func TestConformanceStrict(t *testing.T) {
 				cfg.MaxRegion = 32 << 10
 			}
 			p := open(t, cfg)
-			if p.Name() != "efa" || len(p.NICs()) != 2 {
+			if p.Name() != "libfabric:efa" || len(p.NICs()) != 2 {
 				t.Fatalf("%s with NICs %v", p.Name(), p.NICs())
 			}
 			var limits transport.DomainConfig

@@ -302,7 +302,8 @@ static struct fi_ops_cq cq_ops = {.size = sizeof(struct fi_ops_cq), .read = cq_r
 static int av_open(struct fid_domain *d, struct fi_av_attr *at, struct fid_av **out, void *c)
 { (void)at; (void)c; FAIL("fi_av_open"); NEW(av, a, FI_CLASS_AV, plain_ops); a->d = (domain *)d; a->d->refs++; a->fid.ops = &av_ops; *out = &a->fid; return 0; }
 static int cq_open(struct fid_domain *d, struct fi_cq_attr *at, struct fid_cq **out, void *c)
-{ (void)c; FAIL("fi_cq_open"); if (at->format != FI_CQ_FORMAT_TAGGED) return -FI_ENOSYS; NEW(cq, q, FI_CLASS_CQ, plain_ops); q->d = (domain *)d; q->d->refs++; q->fid.ops = &cq_ops; *out = &q->fid; return 0; }
+{ (void)c; if (at->wait_obj == FI_WAIT_FD) return -FI_ENOSYS; // nothing to sleep on, as with efa
+  FAIL("fi_cq_open"); if (at->format != FI_CQ_FORMAT_TAGGED) return -FI_ENOSYS; NEW(cq, q, FI_CLASS_CQ, plain_ops); q->d = (domain *)d; q->d->refs++; q->fid.ops = &cq_ops; *out = &q->fid; return 0; }
 static int endpoint(struct fid_domain *d, struct fi_info *i, struct fid_ep **out, void *c)
 {
 	(void)i; (void)c;
