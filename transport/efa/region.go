@@ -167,8 +167,9 @@ const (
 	// Operations that the provider has taken get this long to end by themselves
 	// when their memory goes away.
 	smallPatience = 100 * time.Millisecond
-	// Up to here every provider has copied the bytes when it takes the operation,
-	// or is a NIC, which ends its operations.
+	// Up to here every provider has copied the bytes of a write when it takes it,
+	// or is a NIC, which ends its operations. What a read brings is written into the
+	// memory whenever the peer answers.
 	smallBytes = 4096
 )
 
@@ -177,7 +178,7 @@ func (d *domain) quiesce(r *region) {
 	using := func(visit func(slot uint32)) (large bool) {
 		for i := range d.flights {
 			if fl := &d.flights[i]; fl.used && fl.local == r {
-				large = large || fl.bytes > smallBytes
+				large = large || fl.bytes > smallBytes || fl.op == transport.OpRead
 				visit(uint32(i))
 			}
 		}
