@@ -3,6 +3,7 @@
 package efa
 
 import (
+	"bytes"
 	"errors"
 	"testing"
 	"time"
@@ -26,23 +27,7 @@ func TestAReadDoesNotOutliveItsRegion(t *testing.T) {
 		}
 		a.post(transport.WorkRequest{Op: transport.OpRead, Peer: peer, Local: a.reg.LKey(), Remote: remote, Len: 64})
 		a.poll()
-		answered := make(chan error, 1)
-		stop := make(chan struct{})
-		go func() { // b is not polled for longer than a small operation gets
-			<-time.After(3 * smallPatience)
-			for out := make([]transport.Completion, 8); ; yield() {
-				select {
-				case <-stop:
-					answered <- nil
-					return
-				default:
-				}
-				if _, err := b.d.Poll(out); err != nil {
-					answered <- err
-					return
-				}
-			}
-		}()
+		stop := b.pollLater(3 * smallPatience)
 		if err := a.reg.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -55,9 +40,73 @@ func TestAReadDoesNotOutliveItsRegion(t *testing.T) {
 				break
 			}
 		}
-		close(stop)
-		if err := <-answered; err != nil {
-			t.Error(err)
+		stop()
+	})
+}
+
+// pollLater has s polled by nobody for a while, then by a goroutine until stop is
+// called.
+func (s *side) pollLater(after time.Duration) (stop func()) {
+	ended, quit := make(chan error, 1), make(chan struct{})
+	go func() {
+		<-time.After(after)
+		for out := make([]transport.Completion, 8); ; yield() {
+			select {
+			case <-quit:
+				ended <- nil
+				return
+			default:
+			}
+			if _, err := s.d.Poll(out); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() {
+		s.t.Helper()
+		close(quit)
+		if err := <-ended; err != nil {
+			s.t.Error(err)
+		}
+	}
+}
+
+// The same for small writes that a full socket holds up.
+func TestASmallWriteDoesNotOutliveItsRegion(t *testing.T) {
+	eachProvider(t, func(t *testing.T, provider string) {
+		const size, room = 4096, 48 << 20
+		p := open(t, Config{Provider: provider, ConnectTimeout: 20 * time.Second})
+		a, b := newSide(t, p, transport.DomainConfig{}, size), newSide(t, p, transport.DomainConfig{}, room)
+		peer, remote := a.know(b.d.Addr(), b.reg.RemoteKey(), room)
+		a.post(a.imm(peer, 1))
+		b.await("a first immediate", []*side{a}, isImm(1))
+		for i := range a.mem.Host {
+			a.mem.Host[i] = 0x11
+		}
+		// Until nothing moves any more, since b is not polled.
+		wr := transport.WorkRequest{Op: transport.OpWrite, Peer: peer, Local: a.reg.LKey(), Remote: remote, Len: size}
+		for moved := time.Now(); time.Since(moved) < smallPatience && wr.RemoteOff < room; {
+			if n, _ := a.d.Post([]transport.WorkRequest{wr}); n == 1 {
+				wr.RemoteOff += size
+			}
+			if len(a.poll()) > 0 {
+				moved = time.Now()
+			}
+		}
+		stop := b.pollLater(3 * smallPatience)
+		if err := a.reg.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range a.mem.Host {
+			a.mem.Host[i] = 0x99 // the memory is this test's again
+		}
+		for start := time.Now(); time.Since(start) < 5*smallPatience; {
+			a.poll()
+		}
+		stop()
+		if n := bytes.Count(b.mem.Host, []byte{0x99}); n > 0 {
+			t.Errorf("%d bytes were sent from memory whose region had closed", n)
 		}
 	})
 }

@@ -167,8 +167,9 @@ const (
 	// Operations that the provider has taken get this long to end by themselves
 	// when their memory goes away.
 	smallPatience = 100 * time.Millisecond
-	// Up to here every provider has copied the bytes of a write when it takes it,
-	// or is a NIC, which ends its operations. What a read brings is written into the
+	// Up to here shm has copied the bytes of a write when it takes it, and a NIC ends
+	// its operations. Providers over sockets (1.17) keep a pointer to those of any
+	// write while the socket is full, and what a read brings is written into the
 	// memory whenever the peer answers.
 	smallBytes = 4096
 )
@@ -178,7 +179,7 @@ func (d *domain) quiesce(r *region) {
 	using := func(visit func(slot uint32)) (large bool) {
 		for i := range d.flights {
 			if fl := &d.flights[i]; fl.used && fl.local == r {
-				large = large || fl.bytes > smallBytes || fl.op == transport.OpRead
+				large = large || fl.bytes > smallBytes || fl.op == transport.OpRead || !d.copiesSmall && fl.op != transport.OpRecv
 				visit(uint32(i))
 			}
 		}
