@@ -72,28 +72,68 @@ func (s *side) pollLater(after time.Duration) (stop func()) {
 	}
 }
 
+// fillUp writes to a peer that is not polled until nothing moves any more.
+func (s *side) fillUp(peer transport.Peer, remote transport.Remote, room uint64) {
+	for i := range s.mem.Host {
+		s.mem.Host[i] = 0x11
+	}
+	wr := transport.WorkRequest{Op: transport.OpWrite, Peer: peer, Local: s.reg.LKey(), Remote: remote, Len: smallBytes}
+	for moved := time.Now(); time.Since(moved) < smallPatience && wr.RemoteOff < room; {
+		if n, _ := s.d.Post([]transport.WorkRequest{wr}); n == 1 {
+			wr.RemoteOff += smallBytes
+		}
+		if len(s.poll()) > 0 {
+			moved = time.Now()
+		}
+	}
+}
+
+// What a provider does not give back, whatever is asked of it, is said.
+func TestMemoryThatAProviderKeepsIsNamed(t *testing.T) {
+	const room = 48 << 20
+	p := open(t, Config{Provider: "net", ConnectTimeout: 20 * time.Second})
+	a, b := newSide(t, p, transport.DomainConfig{}, smallBytes), newSide(t, p, transport.DomainConfig{}, room)
+	peer, remote := a.know(b.d.Addr(), b.reg.RemoteKey(), room)
+	a.post(a.imm(peer, 1))
+	b.await("a first immediate", []*side{a}, isImm(1))
+	a.fillUp(peer, remote, room)
+	if err := a.d.RemovePeer(peer); err != nil {
+		t.Fatal(err)
+	}
+	other, err := a.d.Register(b.mem, transport.AccessLocal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Close(); err != nil {
+		t.Errorf("a region that nothing uses: %v", err)
+	}
+	again, err := a.d.Register(a.mem, transport.AccessLocal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(t, a.reg.Close(), transport.ErrRegister, "net still holds", "4096 bytes", "until the domain is closed")
+	for start := time.Now(); a.d.orphans > 0; { // the peer answers again
+		b.poll()
+		a.poll()
+		if time.Since(start) > childPatience {
+			t.Fatalf("%d operations never came back", a.d.orphans)
+		}
+	}
+	if err := again.Close(); err != nil {
+		t.Errorf("once the provider has given all back: %v", err)
+	}
+}
+
 // The same for small writes that a full socket holds up.
 func TestASmallWriteDoesNotOutliveItsRegion(t *testing.T) {
 	eachProvider(t, func(t *testing.T, provider string) {
-		const size, room = 4096, 48 << 20
+		const room = 48 << 20
 		p := open(t, Config{Provider: provider, ConnectTimeout: 20 * time.Second})
-		a, b := newSide(t, p, transport.DomainConfig{}, size), newSide(t, p, transport.DomainConfig{}, room)
+		a, b := newSide(t, p, transport.DomainConfig{}, smallBytes), newSide(t, p, transport.DomainConfig{}, room)
 		peer, remote := a.know(b.d.Addr(), b.reg.RemoteKey(), room)
 		a.post(a.imm(peer, 1))
 		b.await("a first immediate", []*side{a}, isImm(1))
-		for i := range a.mem.Host {
-			a.mem.Host[i] = 0x11
-		}
-		// Until nothing moves any more, since b is not polled.
-		wr := transport.WorkRequest{Op: transport.OpWrite, Peer: peer, Local: a.reg.LKey(), Remote: remote, Len: size}
-		for moved := time.Now(); time.Since(moved) < smallPatience && wr.RemoteOff < room; {
-			if n, _ := a.d.Post([]transport.WorkRequest{wr}); n == 1 {
-				wr.RemoteOff += size
-			}
-			if len(a.poll()) > 0 {
-				moved = time.Now()
-			}
-		}
+		a.fillUp(peer, remote, room)
 		stop := b.pollLater(3 * smallPatience)
 		if err := a.reg.Close(); err != nil {
 			t.Fatal(err)
