@@ -47,7 +47,6 @@ type Config struct {
 	Device      bool // memory of GPUs will be registered
 	EFA         bool
 	LocalMemory bool // local memory needs a descriptor (MRLocal)
-	Wait        bool // a descriptor to sleep on is wanted
 }
 
 // Domain is an opened endpoint with everything that belongs to it. Its owner's
@@ -78,7 +77,7 @@ func (l *Library) OpenDomain(info *Info, cfg Config) (*Domain, error) {
 		life: C.uint64_t(cfg.Life), timeout_ms: C.uint64_t(cfg.TimeoutMS),
 		num_slots: C.uint32_t(total), num_sends: C.uint32_t(cfg.Sends), num_recvs: C.uint32_t(cfg.Recvs),
 		max_peers: C.uint32_t(cfg.MaxPeers), ring_size: C.uint32_t(ring), cq_size: C.uint32_t(cfg.CQ), pool: C.uint32_t(cfg.EmptyRecvs),
-		tagged: flag(cfg.Tagged), data_bytes: C.uint8_t(cfg.DataBytes), local_mr: flag(cfg.LocalMemory), device_memory: flag(cfg.Device), is_efa: flag(cfg.EFA), wait: flag(cfg.Wait),
+		tagged: flag(cfg.Tagged), data_bytes: C.uint8_t(cfg.DataBytes), local_mr: flag(cfg.LocalMemory), device_memory: flag(cfg.Device), is_efa: flag(cfg.EFA),
 	}
 	var step C.int
 	var d *C.moe_dom

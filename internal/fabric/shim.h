@@ -122,7 +122,7 @@ typedef struct moe_config {
 	uint32_t ring_size;    // a power of two, num_slots or more
 	uint32_t cq_size, pool; // pool: empty receives kept posted, for immediates
 	uint8_t tagged, data_bytes, local_mr, device_memory;
-	uint8_t is_efa, wait;
+	uint8_t is_efa;
 } moe_config;
 
 typedef struct moe_dom {

@@ -90,7 +90,7 @@ static int open_cq(moe_dom *d)
 {
 	struct fi_cq_attr attr = {.size = d->cfg.cq_size, .format = FI_CQ_FORMAT_TAGGED, .wait_obj = FI_WAIT_FD};
 	d->wait_fd = -1;
-	if (d->cfg.wait && fi_cq_open(d->domain, &attr, &d->cq, NULL) == 0) {
+	if (fi_cq_open(d->domain, &attr, &d->cq, NULL) == 0) {
 		if (fi_control(&d->cq->fid, FI_GETWAIT, &d->wait_fd) != 0)
 			d->wait_fd = -1;
 		return 0;

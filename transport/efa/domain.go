@@ -172,7 +172,6 @@ func openDomain(lib *fabric.Library, o *offer, name string, cfg transport.Domain
 	fc := fabric.Config{
 		Life: d.id.generation, TimeoutMS: uint64(max(timeout.Milliseconds(), 1)), Sends: d.txSlots, Recvs: recvs, MaxPeers: maxPeers, CQ: cq,
 		Tagged: o.features.Tagged, DataBytes: o.features.ImmBytes, Device: o.device, EFA: o.efa, LocalMemory: info.MRMode&fabric.MRLocal != 0,
-		Wait: true,
 	}
 	if info.Mode&fabric.ModeRxCQData != 0 {
 		fc.EmptyRecvs = emptyRecvs
