@@ -85,7 +85,7 @@ func (z *doze) rouse() {
 	}
 }
 
-// close is the worker's last act. A Wake that was under way may come after it.
+// close comes before Close returns. A Wake that was under way may come after it.
 func (z *doze) close() {
 	z.mu.Lock()
 	defer z.mu.Unlock()

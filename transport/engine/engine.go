@@ -176,7 +176,6 @@ func (w *Worker) main(started chan<- error) {
 	started <- nil
 	w.loop()
 	w.shutdown()
-	w.doze.close()
 }
 
 // Addr is what peers need to reach this engine.

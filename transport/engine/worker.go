@@ -191,6 +191,7 @@ func (w *Worker) shutdown() {
 		close(e.drained)
 	})
 	w.sends.release(e)
+	w.doze.close()
 	close(e.ended)
 }
 
