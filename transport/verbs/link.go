@@ -66,6 +66,7 @@ type rcQP struct {
 	cause    transport.Status // of what is flushed
 	vendor   uint32
 	expires  time.Time // when waiting for the flush ends
+	retired  uint64    // domain.polls when it failed
 }
 
 const (

@@ -347,11 +347,26 @@ static struct qp *find_qp(uint32_t num)
 	return q && q->qp.qp_num == num ? q : NULL;
 }
 
+// forget removes what a queue pair has completed, as devices do that destroy it.
+static void forget(struct cq *q, uint32_t qp)
+{
+	int kept = 0;
+	for (int i = 0; i < q->count; i++) {
+		struct ibv_wc w = q->ring[(q->head + i) % q->cap];
+		if (w.qp_num != qp)
+			q->ring[(q->head + kept++) % q->cap] = w;
+	}
+	q->count = kept;
+}
+
 static int destroy_qp(struct ibv_qp *x)
 {
 	int e = fails(fake_destroy_qp);
 	struct qp *q = (struct qp *)x;
 	qps[x->qp_num % MAX_QP] = NULL;
+	forget((struct cq *)x->send_cq, x->qp_num);
+	if (x->recv_cq != x->send_cq)
+		forget((struct cq *)x->recv_cq, x->qp_num);
 	waiting -= q->count;
 	free(q->ring);
 	free(q->q.ring);
