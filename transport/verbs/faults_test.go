@@ -502,3 +502,56 @@ func TestAtomicAcrossASeam(t *testing.T) {
 		t.Errorf("ended as %+v, the counter is %d", c, b.mem.Host[0])
 	}
 }
+
+// A queue pair to ourselves that could not be connected is not used.
+func TestConnectionToOneselfFails(t *testing.T) {
+	p := fakeProvider(t, 1, DefaultConfig())
+	a := newSide(t, p, 0, transport.DomainConfig{}, 4096)
+	a.meet(a)
+	a.works(a)
+	modify := ibvfake.CallNamed("ibv_modify_qp")
+	ibvfake.Fail(modify, 3, unix.ETIMEDOUT) // ERR, INIT, then RTR
+	a.d.rebuild(a.link().chans[chanRMA].qp)
+	if a.link().state != linkLost {
+		t.Fatalf("the link is in state %d", a.link().state)
+	}
+	ibvfake.Fail(modify, 5, unix.ETIMEDOUT) // three of the first channel, INIT of the second, then RTR
+	until(t, "the link", func() bool { return a.d.sendable(a.link()) == nil }, a)
+	a.works(a)
+}
+
+// A turn of the owner allocates nothing.
+func TestTurnsAllocateNothing(t *testing.T) {
+	a, b := pair(t, DefaultConfig())
+	a.works(b)
+	tp, err := a.d.NewTemplate([]transport.TemplateEntry{{Peer: a.peer, Local: a.reg.LKey(), Remote: a.remote}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	recv := []transport.RecvRequest{{Local: b.reg.LKey(), Len: 64}}
+	send := []transport.WorkRequest{a.wr(transport.OpSend, 0, 8), a.wr(transport.OpRead, 64, 8)}
+	send[0].Inline = true
+	ops := []transport.ScatterOp{{Len: 8}, {Len: 2048, Imm: 1}}
+	poll := func(s *side) {
+		if _, err := s.d.Poll(s.out[:]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := testing.AllocsPerRun(500, func() {
+		if _, err := b.d.PostRecv(recv); err != nil {
+			t.Fatal(err)
+		}
+		poll(b)
+		if n, err := a.d.PostScatter(tp, 1, ops); n != 2 || err != nil {
+			t.Fatal(n, err)
+		}
+		if n, err := a.d.Post(send); n != 2 || err != nil {
+			t.Fatal(n, err)
+		}
+		poll(a)
+		poll(a)
+		poll(b)
+	}); n != 0 {
+		t.Errorf("%v allocations for a turn", n)
+	}
+}
