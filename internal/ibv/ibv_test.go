@@ -182,6 +182,30 @@ func TestReceivesThatAreTakenInPart(t *testing.T) {
 	}
 }
 
+// A call that fails as a whole, and so names no request, has taken none.
+func TestFailureThatNamesNoRequest(t *testing.T) {
+	r := newRig(t, 4)
+	ibvfake.NameNone()
+	ibvfake.Fail(ibvfake.CallNamed("ibv_post_send"), 1, unix.EOPNOTSUPP)
+	w := r.write(7, 0, 64, 8)
+	r.q.Add(r.qp, &w)
+	res := r.q.Step(64)
+	if _, accepted, count, errno := r.q.Chain(0); !res.Refused || res.Sends != 0 || accepted != 0 || count != 1 || errno != unix.EOPNOTSUPP {
+		t.Errorf("sends: %+v; %d of %d, %v", res, accepted, count, errno)
+	}
+	for _, imms := range []bool{true, false} {
+		ibvfake.Fail(ibvfake.CallNamed("ibv_post_srq_recv"), 1, unix.EOPNOTSUPP)
+		if imms {
+			r.q.Refill(8, 2)
+		} else {
+			r.q.AddRecv(1, r.addr, 8, r.mr.LKey)
+		}
+		if res := r.q.Step(0); res.ImmsTaken != 0 || res.RecvsTaken != 0 || res.ImmErr+res.RecvErr != unix.EOPNOTSUPP {
+			t.Errorf("receives, immediates %v: %+v", imms, res)
+		}
+	}
+}
+
 func TestEveryOpcode(t *testing.T) {
 	r := newRig(t, 16)
 	copy(r.host, "eight by")

@@ -76,7 +76,7 @@ static uint32_t post_recvs(const struct moerail_ibv *t, struct ibv_srq *srq, str
 	*err = t->post_srq_recv(srq, first, &bad);
 	if (*err == 0)
 		k = n;
-	else
+	else if (bad) // else it failed as a whole
 		for (w = first; w && w != bad; w = w->next)
 			k++;
 	first[n - 1].next = end;
@@ -103,8 +103,9 @@ void moerail_step_run(struct moerail_step *s)
 			c->accepted = c->count;
 			continue;
 		}
-		// The device took what stands before bad; some say -1 and set errno.
-		for (w = c->head; w && w != bad; w = w->next)
+		// The device took what stands before bad; nothing if it names none, as
+		// calls do that fail as a whole. Some say -1 and set errno.
+		for (w = c->head; bad && w && w != bad; w = w->next)
 			c->accepted++;
 	}
 	if (s->max_wc)

@@ -142,9 +142,15 @@ func freePort() (string, error) {
 	return port, errors.Join(err, l.Close())
 }
 
-// underWay waits until the devices of the first n ranks have sent many packets.
-func (s *suite) underWay(ctx context.Context, job []*rank, before []uint64) error {
-	const many = 300 // some hundred are for setting up
+// What devices send until the ranks are connected, and until rounds have been
+// running for a while.
+const (
+	connected = 300
+	midRounds = 3000
+)
+
+// underWay waits until the devices of the job's ranks have sent many packets.
+func (s *suite) underWay(ctx context.Context, job []*rank, before []uint64, many uint64) error {
 	for {
 		ready := true
 		for i, n := range s.packets()[:min(len(job), len(s.devices))] {
@@ -170,7 +176,7 @@ func (s *suite) underWay(ctx context.Context, job []*rank, before []uint64) erro
 
 const endless = "1000000"
 
-// kill ends rank 2 of a job without a word. Every other rank has to end with exit
+// kill ends rank 2 of a job without a word, in mid-rounds. Every other rank has to end with exit
 // code 1 and an error that names rank 2, within two deadlines.
 func (s *suite) kill(ctx context.Context) (string, error) {
 	const ranks, victim = 4, 2
@@ -181,7 +187,7 @@ func (s *suite) kill(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := s.underWay(ctx, job, before); err != nil {
+	if err := s.underWay(ctx, job, before, midRounds); err != nil {
 		return "", err
 	}
 	if err := syscall.Kill(job[victim].cmd.Process.Pid, syscall.SIGKILL); err != nil {
@@ -205,6 +211,9 @@ func (s *suite) kill(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("rank %d ended with exit code %d and said %q, want 1 and the name of rank %d", i, r.end.code, lastLines(r.end.stderr, 3), victim)
 		}
 		said = lastLines(r.end.stderr, 1)
+		if strings.Contains(said, "round 0,") {
+			return "", fmt.Errorf("rank %d was killed in round 0, before the rounds were under way: %q", victim, said)
+		}
 	}
 	return fmt.Sprintf("all ended %.1f s after it: %q", slowest.Seconds(), said), nil
 }
@@ -222,7 +231,7 @@ func (s *suite) link(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := s.underWay(ctx, job, before); err != nil {
+	if err := s.underWay(ctx, job, before, connected); err != nil {
 		return "", err
 	}
 	if err := s.protodown(ctx, victim, "on"); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -147,7 +148,9 @@ func TestRoundsStep(t *testing.T) {
 // job is a script whose rank 2 sleeps, and whose other ranks do what survivors do
 // when rank 2 is gone.
 func job(survivors string) string {
-	return count + `if [ "$RANK" = 2 ]; then echo $$ >victim; exec sleep 60; fi
+	// Rank 2 counts the packets, or it could be killed before the others know it.
+	return `if [ "$RANK" = 2 ]; then echo $$ >victim
+` + count + `exec sleep 60; fi
 until [ -s victim ]; do sleep 0.01; done
 while kill -0 "$(cat victim)" 2>/dev/null; do sleep 0.01; done
 ` + survivors
@@ -160,6 +163,8 @@ func TestKillStep(t *testing.T) {
 	}
 	does(t, newSuite(t, job(`echo "moerail: deadline" >&2; exit 1`)), "kill", "want 1 and the name of rank 2")
 	does(t, newSuite(t, job(`echo "moerail: peer lost: rank 2" >&2; exit 0`)), "kill", "exit code 0")
+	does(t, newSuite(t, job(`echo "moerail: moe: round 0, barrier: rank 2 is lost" >&2; exit 1`)), "kill", "in round 0")
+	does(t, newSuite(t, strings.Replace(count, "5000", "2000", 1)+"exit 3"), "kill", "ended before the rounds were under way: exit code 3")
 	hangs := newSuite(t, job(`exec sleep 60`))
 	hangs.slack = 100 * time.Millisecond
 	does(t, hangs, "kill", "has not ended")
@@ -236,7 +241,7 @@ echo '{"format":"moerail-compare-write/1","sizes":[{}]}' >"$f"; echo "the table"
 
 func TestStepsAreBounded(t *testing.T) {
 	s := newSuite(t, "exec sleep 60")
-	slow := step{"slow", "", 50 * time.Millisecond, (*suite).doctor}
+	slow := step{"slow", "", 50 * time.Millisecond, (*suite).doctor, false}
 	r := s.runAll(t.Context(), []step{slow, slow}, 20*time.Second)
 	if len(r.Steps) != 2 || r.Passed || !strings.Contains(r.Steps[1].Error, "not done in 50ms") {
 		t.Errorf("steps %+v", r.Steps)
@@ -245,6 +250,26 @@ func TestStepsAreBounded(t *testing.T) {
 	r = s.runAll(t.Context(), []step{slow, slow}, 50*time.Millisecond)
 	if len(r.Steps) != 2 || r.Passed || !strings.Contains(r.Steps[1].Error, "for all steps were over") {
 		t.Errorf("steps %+v", r.Steps)
+	}
+}
+
+// Figures take longer than the rest leaves of five minutes.
+func TestFiguresAreNamed(t *testing.T) {
+	names := func(ask ...string) (out []string) {
+		todo, err := choose(ask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range todo {
+			out = append(out, s.name)
+		}
+		return out
+	}
+	if got := names(); slices.Contains(got, "figures") || len(got) != len(steps)-1 {
+		t.Errorf("without names: %v", got)
+	}
+	if got := names("figures", "topo"); !slices.Equal(got, []string{"topo", "figures"}) {
+		t.Errorf("figures and topo: %v", got)
 	}
 }
 

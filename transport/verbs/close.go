@@ -26,7 +26,7 @@ func (d *domain) sayBye() {
 		k := d.step(stepWCs)
 		for i := range k {
 			if w := d.queue.Completion(i); w.ID&idKind == idMailSend {
-				d.sent(w.ID &^ idKind)
+				d.sent(w.ID&^idKind, w)
 			}
 		}
 	}

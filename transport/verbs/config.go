@@ -10,7 +10,8 @@ import (
 // the zero value GIDIndex names line 0 of the table.
 type Config struct {
 	// Devices are the NICs to offer: "mlx5_0", or "mlx5_0:1" for port 1 of it.
-	// Empty means every active port.
+	// Empty means every active port of the devices that have reliable connections
+	// and can be opened; Discover says what is wrong with others.
 	Devices []string
 	// GIDIndex is the line of the port's GID table to use; -1 chooses by type and
 	// scope: RoCE v2 with a global address first.

@@ -35,11 +35,14 @@ func discover(lib *ibv.Lib) Discovery {
 	if err != nil {
 		d.Err = fmt.Errorf("%w: %w", ErrNoDevice, err)
 	}
-	usable := false
+	usable, efa := false, 0
 	for _, name := range names {
 		dev := inspect(lib, name)
+		if dev.Vendor == amazonVendor {
+			efa++
+		}
 		for _, p := range dev.Ports {
-			usable = usable || p.Active && len(p.GIDs) > 0
+			usable = usable || p.Active && len(p.GIDs) > 0 && dev.Vendor != amazonVendor
 		}
 		d.Devices = append(d.Devices, dev)
 	}
@@ -47,7 +50,9 @@ func discover(lib *ibv.Lib) Discovery {
 		d.Err = ErrNoDevice
 	}
 	if d.Err != nil {
-		d.Remedy = remedy(len(names))
+		if d.Remedy = remedy(len(names)); efa > 0 && efa == len(names) {
+			d.Remedy = errEFA.Error()
+		}
 	}
 	return d
 }

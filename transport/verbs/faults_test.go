@@ -375,6 +375,8 @@ func TestDevicesAreNamed(t *testing.T) {
 		{[]string{"fake0:3"}, "", "2 ports"},
 		{[]string{"fake0:x"}, "", `port "x"`},
 		{[]string{""}, "", "no device"},
+		{[]string{"fake1:2", "fake1:2"}, "", "named twice"},
+		{[]string{"fake0:1", "fake0"}, "", "port 1 is named twice"},
 	} {
 		cfg, _ := Config{Devices: c.ask, GIDIndex: -1}.withDefaults()
 		p, err := newProvider(lib, cfg)
@@ -391,5 +393,165 @@ func TestDevicesAreNamed(t *testing.T) {
 		if got := strings.Join(names, " "); err != nil || got != c.want {
 			t.Errorf("%q: %s, %v; want %s", c.ask, got, err, c.want)
 		}
+	}
+}
+
+// EFA devices are libibverbs' too, and have nothing that this provider could use.
+func TestEFAIsNotOffered(t *testing.T) {
+	fakeProvider(t, 2, DefaultConfig())
+	lib := ibv.FromTable(ibvfake.Table(), "fake")
+	ibvfake.Vendor(0, 0x1d0f)
+	cfg, _ := DefaultConfig().withDefaults()
+	p, err := newProvider(lib, cfg)
+	if err != nil || len(p.NICs()) != 1 || p.NICs()[0].Name != "fake1" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	cfg.Devices = []string{"fake0"}
+	if _, err := newProvider(lib, cfg); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), "EFA") {
+		t.Errorf("an EFA device that is asked for: %v", err)
+	}
+	if d := discover(lib); d.Err != nil {
+		t.Errorf("beside another device: %+v", d)
+	}
+	ibvfake.Vendor(1, 0x1d0f)
+	if d := discover(lib); !errors.Is(d.Err, ErrNoDevice) || !strings.Contains(d.Remedy, "EFA") {
+		t.Errorf("EFA devices alone: %+v", d)
+	}
+}
+
+// A request of which something was never sent has not succeeded, even if all that
+// was sent has.
+func TestPartOfARequestIsNoSuccess(t *testing.T) {
+	const piece, pieces = 4096, 4
+	p := fakeProvider(t, 2, Config{GIDIndex: -1, MaxRegion: piece, SendDepth: 2})
+	a, b := newSide(t, p, 0, transport.DomainConfig{}, piece*pieces), newSide(t, p, 1, transport.DomainConfig{}, piece*pieces)
+	a.meet(b)
+	b.meet(a)
+	a.works(b)
+	for name, lose := range map[string]func() error{
+		"replaced": func() error { a.d.retire(a.link().chans[chanRMA].qp, transport.StatusFlushed, 0); return nil },
+		"removed":  func() error { return a.d.RemovePeer(a.peer) },
+	} {
+		a.post(a.wr(transport.OpWriteImm, 0, piece*pieces))
+		if n, err := a.d.Poll(nil); n != 0 || err != nil { // posts what the queue pair holds, and takes no completion
+			t.Fatal(n, err)
+		}
+		if err := lose(); err != nil {
+			t.Fatal(err)
+		}
+		if c := a.end(b); c.Status != transport.StatusFlushed || c.Bytes != 0 {
+			t.Errorf("%s: half of it was sent: %+v", name, c)
+		}
+		a.meet(b)
+		a.d.dial(a.link())
+		_ = a.link().begin()
+		a.works(b)
+	}
+}
+
+// What a queue pair has received since the completion queue was seen empty is not
+// lost with it.
+func TestReceivedBeforeTheEnd(t *testing.T) {
+	a, b := pair(t, Config{})
+	a.works(b)
+	if _, err := b.d.PostRecv([]transport.RecvRequest{{ID: 7, Local: b.reg.LKey(), Len: 64}}); err != nil {
+		t.Fatal(err)
+	}
+	b.poll() // hands it to the device
+	a.post(a.wr(transport.OpSend, 0, 8))
+	a.poll() // delivers
+	// The same poll of b that saw the queue empty learns that the peer has begun anew.
+	b.d.retire(b.link().chans[chanMsg].qp, transport.StatusFlushed, 0)
+	b.d.reap()
+	b.poll()
+	if len(b.ends) != 1 || b.ends[0].ID != 7 || b.ends[0].Status != transport.StatusOK || b.ends[0].Bytes != 8 {
+		t.Errorf("the message: %+v", b.ends)
+	}
+	until(t, "the queue pair's end", func() bool { return len(b.d.dying) == 0 }, b)
+}
+
+// Where no handshake can go through any more, the domain says so.
+func TestHandshakesFail(t *testing.T) {
+	a, b := pair(t, Config{})
+	a.works(b)
+	if err := a.d.mail.qp.Fail(); err != nil {
+		t.Fatal(err)
+	}
+	a.d.mail.send(a.link(), kindHello)
+	for range 3 {
+		a.poll()
+	}
+	if a.err == nil || !strings.Contains(a.err.Error(), "fake0 port 1") || !strings.Contains(a.err.Error(), "queue pair of handshakes has failed: work request flushed") {
+		t.Errorf("Poll says %v", a.err)
+	}
+}
+
+// An atomic is one request, so its result does not lie in two pieces of a region.
+func TestAtomicAcrossASeam(t *testing.T) {
+	p := fakeProvider(t, 2, Config{GIDIndex: -1, MaxRegion: 4096})
+	a, b := newSide(t, p, 0, transport.DomainConfig{}, 8192), newSide(t, p, 1, transport.DomainConfig{}, 8192)
+	a.meet(b)
+	w := a.wr(transport.OpFetchAdd, 0, 8)
+	w.LocalOff, w.Operand = 4092, 1
+	if _, err := a.d.Post([]transport.WorkRequest{w}); !errors.Is(err, transport.ErrOutOfRange) {
+		t.Errorf("a result across a seam: %v", err)
+	}
+	w.LocalOff = 4088
+	a.post(w)
+	if c := a.end(b); c.Status != transport.StatusOK || b.mem.Host[0] != 1 {
+		t.Errorf("ended as %+v, the counter is %d", c, b.mem.Host[0])
+	}
+}
+
+// A queue pair to ourselves that could not be connected is not used.
+func TestConnectionToOneselfFails(t *testing.T) {
+	p := fakeProvider(t, 1, DefaultConfig())
+	a := newSide(t, p, 0, transport.DomainConfig{}, 4096)
+	a.meet(a)
+	a.works(a)
+	modify := ibvfake.CallNamed("ibv_modify_qp")
+	ibvfake.Fail(modify, 3, unix.ETIMEDOUT) // ERR, INIT, then RTR
+	a.d.rebuild(a.link().chans[chanRMA].qp)
+	if a.link().state != linkLost {
+		t.Fatalf("the link is in state %d", a.link().state)
+	}
+	ibvfake.Fail(modify, 5, unix.ETIMEDOUT) // three of the first channel, INIT of the second, then RTR
+	until(t, "the link", func() bool { return a.d.sendable(a.link()) == nil }, a)
+	a.works(a)
+}
+
+// A turn of the owner allocates nothing.
+func TestTurnsAllocateNothing(t *testing.T) {
+	a, b := pair(t, DefaultConfig())
+	a.works(b)
+	tp, err := a.d.NewTemplate([]transport.TemplateEntry{{Peer: a.peer, Local: a.reg.LKey(), Remote: a.remote}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	recv := []transport.RecvRequest{{Local: b.reg.LKey(), Len: 64}}
+	send := []transport.WorkRequest{a.wr(transport.OpSend, 0, 8), a.wr(transport.OpRead, 64, 8)}
+	send[0].Inline = true
+	ops := []transport.ScatterOp{{Len: 8}, {Len: 2048, Imm: 1}}
+	poll := func(s *side) {
+		if _, err := s.d.Poll(s.out[:]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := testing.AllocsPerRun(500, func() {
+		if _, err := b.d.PostRecv(recv); err != nil {
+			t.Fatal(err)
+		}
+		poll(b)
+		if n, err := a.d.PostScatter(tp, 1, ops); n != 2 || err != nil {
+			t.Fatal(n, err)
+		}
+		if n, err := a.d.Post(send); n != 2 || err != nil {
+			t.Fatal(n, err)
+		}
+		poll(a)
+		poll(a)
+		poll(b)
+	}); n != 0 {
+		t.Errorf("%v allocations for a turn", n)
 	}
 }

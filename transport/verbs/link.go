@@ -66,6 +66,7 @@ type rcQP struct {
 	cause    transport.Status // of what is flushed
 	vendor   uint32
 	expires  time.Time // when waiting for the flush ends
+	retired  uint64    // domain.polls when it failed
 }
 
 const (
@@ -177,9 +178,12 @@ func (l *link) beginChannel(i int) error {
 	d.byQP[qp.Number] = c.qp
 	if l.self {
 		c.remote, c.last, c.confirmed = c.epoch, c.epoch, true
-		return l.connect(i, record{epoch: c.epoch, seen: c.epoch, qpn: qp.Number, psn: c.psn})
+		err = l.connect(i, record{epoch: c.epoch, seen: c.epoch, qpn: qp.Number, psn: c.psn})
+		if err != nil {
+			d.retire(c.qp, transport.StatusPeerLost, 0) // the next try makes another
+		}
 	}
-	return nil
+	return err
 }
 
 // connect takes a channel's queue pair to RTS.

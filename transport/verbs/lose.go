@@ -18,7 +18,7 @@ func (d *domain) retire(q *rcQP, st transport.Status, vendor uint32) {
 	if q == nil || q.failed {
 		return
 	}
-	q.failed, q.cause, q.vendor, q.expires = true, st, vendor, time.Now().Add(flushLimit)
+	q.failed, q.cause, q.vendor, q.expires, q.retired = true, st, vendor, time.Now().Add(flushLimit), d.polls
 	if err := q.qp.Fail(); err != nil {
 		q.expires = time.Time{} // it can not be flushed: reap ends its requests
 	}
@@ -29,12 +29,16 @@ func (d *domain) retire(q *rcQP, st transport.Status, vendor uint32) {
 		c.qp, c.epoch, c.remote, c.confirmed = nil, 0, 0, false
 	}
 	d.dying = append(d.dying, q)
-	// A request that is partly under way can not go on elsewhere.
+	// A request that is partly under way can not go on elsewhere, and has failed
+	// even if all that is under way succeeds.
 	for i := range l.lists {
 		if s := &l.lists[i]; chanOf[i] == q.kind && !s.empty() {
 			if o := &d.ops.all[s.head]; o.pieces > 0 {
 				d.pop(s)
 				o.handed = true
+				if o.status == transport.StatusOK {
+					o.status, o.vendor = st, vendor
+				}
 			}
 		}
 	}
@@ -141,10 +145,14 @@ func (d *domain) giveUp(l *link) {
 
 // reap destroys queue pairs of which nothing is left. It is called when the
 // completion queue has been seen empty, so that none of their completions, which
-// a device may remove with them, goes missing.
+// a device may remove with them, goes missing. One that failed in this very poll
+// may have completed something since.
 func (d *domain) reap() {
 	now := time.Now()
 	d.dying = slices.DeleteFunc(d.dying, func(q *rcQP) bool {
+		if q.retired == d.polls {
+			return false
+		}
 		if q.inFlight > 0 {
 			if now.Before(q.expires) {
 				return false

@@ -143,8 +143,18 @@ func (d *domain) post(l *link, kind uint8) error {
 	return nil
 }
 
+// mailEnded looks at how a datagram ended, sent or received. No request of this
+// queue pair fails by what is in it: where one did, no handshake goes through any
+// more, and nobody can be told our address again.
+func (d *domain) mailEnded(w *ibv.WC) {
+	if w.Status != ibv.WCSuccess {
+		d.fail(fmt.Errorf("the queue pair of handshakes has failed: %s", VendorText(vendorOf(w.Status, w.Vendor))))
+	}
+}
+
 // sent takes back the buffer of a datagram.
-func (d *domain) sent(i uint64) {
+func (d *domain) sent(i uint64, w *ibv.WC) {
+	d.mailEnded(w)
 	m := &d.mail
 	if i >= mailSends || m.to[i] == nil {
 		return
@@ -157,7 +167,7 @@ func (d *domain) sent(i uint64) {
 // mailed takes a datagram that has arrived, from anybody.
 func (d *domain) mailed(i uint64, w *ibv.WC) {
 	m := &d.mail
-	if i >= mailRecvs {
+	if d.mailEnded(w); i >= mailRecvs {
 		return
 	}
 	if w.Status == ibv.WCSuccess && w.Bytes >= mailHead && w.Bytes <= mailBytes {

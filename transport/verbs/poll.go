@@ -60,7 +60,7 @@ func (d *domain) Poll(out []transport.Completion) (int, error) {
 		case idMailRecv:
 			d.mailed(index, w)
 		case idMailSend:
-			d.sent(index)
+			d.sent(index, w)
 		}
 	}
 	if arrived > 0 {

@@ -64,7 +64,7 @@ func (d *domain) accept(wr *transport.WorkRequest) error {
 		if list = listRead; wr.Inline {
 			return fmt.Errorf("%w: an inline %s", transport.ErrUnsupported, wr.Op)
 		}
-		if err := d.checkRead(wr, r); err != nil {
+		if err := d.checkRead(wr, x, r); err != nil {
 			return err
 		}
 	}
@@ -92,7 +92,7 @@ func (d *domain) refuseInline(wr *transport.WorkRequest) error {
 
 // checkRead checks what only reads and atomics need. Devices do not say that an
 // atomic is misaligned; some never answer it.
-func (d *domain) checkRead(wr *transport.WorkRequest, r *remote) error {
+func (d *domain) checkRead(wr *transport.WorkRequest, x *region, r *remote) error {
 	if wr.Op == transport.OpRead {
 		if !d.limits.Read {
 			return fmt.Errorf("%w: %s has no reads", transport.ErrUnsupported, d.device)
@@ -101,6 +101,9 @@ func (d *domain) checkRead(wr *transport.WorkRequest, r *remote) error {
 	}
 	if !d.limits.Atomic {
 		return fmt.Errorf("%w: %s has no atomics", transport.ErrUnsupported, d.device)
+	}
+	if x.crosses(wr.LocalOff, wr.Len) {
+		return fmt.Errorf("%w: %s into %d bytes at %d, in two pieces of the region", transport.ErrOutOfRange, wr.Op, wr.Len, wr.LocalOff)
 	}
 	if wr.Len != 8 || wr.RemoteOff%8 != 0 || (r.base+wr.RemoteOff)%8 != 0 {
 		return fmt.Errorf("%w: %s of %d bytes at offset %d of a region at %#x, want 8 at a multiple of 8", transport.ErrOutOfRange, wr.Op, wr.Len, wr.RemoteOff, remoteBase(r))

@@ -5,6 +5,7 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -98,6 +99,11 @@ func splitDevice(s string) (dev string, port int, err error) {
 	return dev, port, nil
 }
 
+// amazonVendor is the PCI vendor of EFA devices, which libibverbs lists too.
+const amazonVendor = 0x1d0f
+
+var errEFA = errors.New("EFA devices have no reliable connections: they are of the fabric efa")
+
 // add offers a port of a device, or all its active ports if port is 0.
 func (p *Provider) add(dev string, port int) (err error) {
 	d, err := p.lib.OpenDevice(dev)
@@ -108,6 +114,9 @@ func (p *Provider) add(dev string, port int) (err error) {
 	a, err := d.Attr()
 	if err != nil {
 		return fmt.Errorf("%s: %w", dev, err)
+	}
+	if a.VendorID == amazonVendor {
+		return fmt.Errorf("%s: %w", dev, errEFA)
 	}
 	if port > a.NumPorts {
 		return fmt.Errorf("%s has %d ports", dev, a.NumPorts)
@@ -127,6 +136,9 @@ func (p *Provider) add(dev string, port int) (err error) {
 		name := dev
 		if a.NumPorts > 1 {
 			name = fmt.Sprintf("%s:%d", dev, i)
+		}
+		if slices.ContainsFunc(p.nics, func(n nic) bool { return n.Name == name }) {
+			return fmt.Errorf("%s port %d is named twice", dev, i)
 		}
 		p.nics = append(p.nics, nic{transport.NIC{Name: name, NUMA: numaOf(dev)}, dev, i})
 		found = true

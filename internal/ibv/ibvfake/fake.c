@@ -42,7 +42,8 @@ static unsigned long calls[fake_num_calls], overruns, rnrs, datagrams, fail_at[f
 static int fail_errno[fake_num_calls];
 static long live, waiting; // waiting: sends not yet carried out
 static uint64_t max_mr_size, lottery;
-static uint32_t max_msg_size;
+static uint32_t max_msg_size, vendors[MAX_DEV];
+static int name_none;
 
 // fails counts a call and tells whether it is the one that shall fail. The lock
 // is held from here on.
@@ -136,12 +137,12 @@ static int query_device(struct ibv_context *x, struct ibv_device_attr *a)
 		return leave(e);
 	memset(a, 0, sizeof *a);
 	strcpy(a->fw_ver, "1.0");
+	a->vendor_id = vendors[((struct ctx *)x)->dev];
 	a->max_mr_size = max_mr_size;
 	a->max_qp = MAX_QP, a->max_qp_wr = 4096, a->max_cqe = 1 << 16, a->max_mr = MAX_MR, a->max_srq = 64, a->max_srq_wr = 4096;
 	a->max_qp_rd_atom = a->max_qp_init_rd_atom = 16;
 	a->atomic_cap = IBV_ATOMIC_HCA;
 	a->phys_port_cnt = num_ports;
-	(void)x;
 	return leave(0);
 }
 
@@ -346,11 +347,26 @@ static struct qp *find_qp(uint32_t num)
 	return q && q->qp.qp_num == num ? q : NULL;
 }
 
+// forget removes what a queue pair has completed, as devices do that destroy it.
+static void forget(struct cq *q, uint32_t qp)
+{
+	int kept = 0;
+	for (int i = 0; i < q->count; i++) {
+		struct ibv_wc w = q->ring[(q->head + i) % q->cap];
+		if (w.qp_num != qp)
+			q->ring[(q->head + kept++) % q->cap] = w;
+	}
+	q->count = kept;
+}
+
 static int destroy_qp(struct ibv_qp *x)
 {
 	int e = fails(fake_destroy_qp);
 	struct qp *q = (struct qp *)x;
 	qps[x->qp_num % MAX_QP] = NULL;
+	forget((struct cq *)x->send_cq, x->qp_num);
+	if (x->recv_cq != x->send_cq)
+		forget((struct cq *)x->recv_cq, x->qp_num);
 	waiting -= q->count;
 	free(q->ring);
 	free(q->q.ring);
@@ -618,7 +634,7 @@ static int post_send(struct ibv_qp *x, struct ibv_send_wr *w, struct ibv_send_wr
 	struct qp *q = (struct qp *)x;
 	for (; w; w = w->next) {
 		if (e || (x->state != IBV_QPS_RTS && x->state != IBV_QPS_ERR)) {
-			*bad = w;
+			*bad = name_none ? NULL : w;
 			return leave(e ? e : EINVAL);
 		}
 		if (q->count == q->cap) {
@@ -663,7 +679,7 @@ static int add_recvs(struct rq *q, struct ibv_recv_wr *w, struct ibv_recv_wr **b
 		if (e || q->count == q->cap) {
 			if (!e)
 				overruns++;
-			*bad = w;
+			*bad = e && name_none ? NULL : w;
 			return leave(e ? e : ENOMEM);
 		}
 		struct rwr *r = &q->ring[(q->head + q->count++) % q->cap];
@@ -731,7 +747,8 @@ void fake_reset(int n)
 	memset(calls, 0, sizeof calls);
 	memset(fail_at, 0, sizeof fail_at);
 	overruns = rnrs = datagrams = 0;
-	drop_every = drop_all = 0;
+	drop_every = drop_all = name_none = 0;
+	memset(vendors, 0, sizeof vendors);
 	lottery = 1;
 	next_mr = 0;
 	for (uint32_t i = 0; i < MAX_MR; i++)
@@ -807,6 +824,20 @@ void fake_event(int device, int type)
 	for (struct ctx *c = contexts; c; c = c->next)
 		if (c->dev == device && c->num_events < MAX_EVENTS)
 			c->events[c->num_events++].type = type;
+	leave(0);
+}
+
+void fake_vendor(int device, uint32_t id)
+{
+	pthread_mutex_lock(&mu);
+	vendors[device] = id;
+	leave(0);
+}
+
+void fake_name_none(void)
+{
+	pthread_mutex_lock(&mu);
+	name_none = 1;
 	leave(0);
 }
 

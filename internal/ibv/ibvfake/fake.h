@@ -29,6 +29,8 @@ void fake_drop(int every, int all);         // lose one datagram in so many, dra
 void fake_link(int device, int up);         // take a link down without saying so, or up
 void fake_event(int device, int type);      // port and device events
 void fake_move_gid(int device);             // give the device another address
+void fake_vendor(int device, uint32_t id);   // PCI vendor; 0 after a reset
+void fake_name_none(void);                  // posts that are told to fail name no request as the culprit
 void fake_limits(uint64_t max_mr, uint32_t max_msg, int ports);
 
 #endif

@@ -89,3 +89,10 @@ func Raise(device, event int) { C.fake_event(C.int(device), C.int(event)) }
 
 // MoveGID gives a device another address.
 func MoveGID(device int) { C.fake_move_gid(C.int(device)) }
+
+// Vendor sets the PCI vendor of a device; Reset sets it to 0.
+func Vendor(device int, id uint32) { C.fake_vendor(C.int(device), C.uint32_t(id)) }
+
+// NameNone makes posts that Fail has fail as a whole, naming no request as the
+// one that was not taken; until Reset.
+func NameNone() { C.fake_name_none() }
