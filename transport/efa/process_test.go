@@ -403,6 +403,11 @@ func start(t *testing.T, j job) (*process, card) {
 		p.in.Close()
 		p.cmd.Process.Kill()
 		p.cmd.Wait()
+		// What libfabric's shm leaves of a killed process.
+		files, _ := filepath.Glob(fmt.Sprintf("/dev/shm/%d:*", p.cmd.Process.Pid))
+		for _, f := range files {
+			os.Remove(f)
+		}
 	})
 	var c card
 	line, err := p.out.ReadString('\n')
