@@ -44,9 +44,9 @@ type RoundError struct {
 	Code  Code
 	Phase string
 	Round uint64 // says nothing in PhaseBarrier, which may be in no round
-	Ranks []int // at fault; this rank for its own input
-	Token int   // -1 when no token is meant
-	Pick  int   // -1 when no pick is meant
+	Ranks []int  // at fault; this rank for its own input
+	Token int    // -1 when no token is meant
+	Pick  int    // -1 when no pick is meant
 	What  string
 	Err   error // the cause, if there is one
 }
