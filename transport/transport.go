@@ -113,7 +113,8 @@ type Region interface {
 	// RemoteKey is constant over the region's life; the caller may keep it.
 	RemoteKey() RemoteKey
 	// Close revokes the key. A write that arrives later fails at its sender with
-	// StatusRemoteAccess. Closing twice is harmless.
+	// StatusRemoteAccess. Closing twice is harmless. After an error the memory must
+	// stay mapped until the domain is closed.
 	Close() error
 }
 

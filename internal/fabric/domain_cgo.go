@@ -12,6 +12,7 @@ import "C"
 
 import (
 	"fmt"
+	"runtime"
 	"unsafe"
 )
 
@@ -81,7 +82,9 @@ func (l *Library) OpenDomain(info *Info, cfg Config) (*Domain, error) {
 	}
 	var step C.int
 	var d *C.moe_dom
-	if err := C.moe_open(l.c, info.c, &c, &d, &step); err != 0 {
+	err := C.moe_open(l.c, info.c, &c, &d, &step)
+	runtime.KeepAlive(info) // what it points to goes with it
+	if err != 0 {
 		return nil, l.failStep(step, err)
 	}
 	return &Domain{

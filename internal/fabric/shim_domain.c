@@ -211,8 +211,9 @@ int moe_register(moe_dom *d, const moe_memory *m, struct fid_mr **mr, int *step)
 		attr.device.cuda = m->device;
 	uint64_t flags = 0;
 #ifdef FI_MR_DMABUF
+	// The region begins offset bytes into the object, at base_addr + offset.
 	struct fi_mr_dmabuf dmabuf = {.fd = m->dmabuf, .offset = m->dmabuf_offset, .len = m->len,
-				      .base_addr = (void *)(uintptr_t)m->addr};
+				      .base_addr = (void *)(uintptr_t)(m->addr - m->dmabuf_offset)};
 	if (m->dmabuf >= 0) {
 		attr.dmabuf = &dmabuf;
 		flags |= FI_MR_DMABUF;

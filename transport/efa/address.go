@@ -128,7 +128,22 @@ func (id *identity) fits(peer *identity) error {
 	} else if len(peer.endpoint) != len(id.endpoint) {
 		return differs("the length of endpoint addresses", len(peer.endpoint), len(id.endpoint))
 	}
+	// Of a socket address it takes the length from the family that it says.
+	if id.isSocket() && !bytes.Equal(peer.endpoint[:familyBytes], id.endpoint[:familyBytes]) {
+		return fmt.Errorf("%w: an endpoint of address format %s that says it is of family %#x", transport.ErrBadAddress, formatName(id.format), peer.endpoint[:familyBytes])
+	}
 	return nil
+}
+
+// familyBytes is where a socket address says of which family it is.
+const familyBytes = 2
+
+func (id *identity) isSocket() bool {
+	switch id.format {
+	case fabric.FormatSockaddr, fabric.FormatSockaddrIn, fabric.FormatSockaddrIn6:
+		return len(id.endpoint) >= familyBytes
+	}
+	return false
 }
 
 func formatName(f uint32) string {

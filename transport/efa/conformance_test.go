@@ -11,7 +11,7 @@ import (
 	"moerail/transport/transporttest"
 )
 
-// open makes a provider of the name, or skips where the library has none.
+// open makes a provider of the name, which the library must have.
 func open(t testing.TB, cfg Config) *Provider {
 	t.Helper()
 	p, err := New(cfg)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,7 +42,9 @@ type domain struct {
 	addr    transport.Address
 	timeout time.Duration
 	piece   uint64 // bytes under one key at most
-	txSlots int
+	// copiesSmall: writes up to smallBytes need their memory no more once taken.
+	copiesSmall bool
+	txSlots     int
 
 	f         *fabric.Domain
 	waitFD    int
@@ -136,7 +139,8 @@ func openDomain(lib *fabric.Library, o *offer, name string, cfg transport.Domain
 			MaxRecvSize: maxMessageBytes, MaxRegions: maxRegions - 1, // one is the domain's own
 			Read: o.features.Read, Atomic: o.features.Atomic, LinkBytesPerSecond: info.LinkBitsPerSecond / 8,
 		},
-		byAddr: map[string]transport.Peer{}, byLife: map[uint32]transport.Peer{}, ended: make(chan struct{}),
+		copiesSmall: slices.Contains(layers(info.Provider), "shm") || !isSoftware(info.Provider),
+		byAddr:      map[string]transport.Peer{}, byLife: map[uint32]transport.Peer{}, ended: make(chan struct{}),
 	}
 	if m := d.limits.MaxMessage; m != 0 {
 		d.limits.MaxRecvSize = min(d.limits.MaxRecvSize, m)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"moerail/internal/fabric"
 	"moerail/transport"
 )
@@ -201,6 +203,7 @@ func TestPeersWithOtherSettingsAreRefusedWithTheReason(t *testing.T) {
 		"width of immediates is 4":        func(id *identity) { id.immBytes = 4 },
 		"tagged messages is false":        func(id *identity) { id.flags = 0 },
 		"length of endpoint addresses":    func(id *identity) { id.endpoint = id.endpoint[:8] },
+		"says it is of family 0x0a00":     func(id *identity) { id.endpoint[0] = unix.AF_INET6 }, // longer than its bytes
 		"with flags 0x80":                 func(id *identity) { id.flags = 0x80 },
 		"generation 0x100000000":          func(id *identity) { id.generation = 1 << 32 },
 		"with an endpoint of 0":           func(id *identity) { id.endpoint = nil },

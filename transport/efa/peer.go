@@ -129,7 +129,7 @@ func (d *domain) RemovePeer(h transport.Peer) error {
 		delete(d.byLife, p.id.life())
 	}
 	d.settle()
-	// What is about to end may do so; the buffers are the caller's afterwards.
+	// What is about to end may do so. Of what does not, see held.
 	for start := time.Now(); time.Since(start) < removePatience; {
 		if posted, _ := d.f.Owes(p.number); posted == 0 || d.collect() != nil {
 			break

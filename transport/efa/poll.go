@@ -61,7 +61,7 @@ func (d *domain) progress(room int) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("efa: %s: %w", d.name, err)
 	}
-	if len(d.free) == 0 && d.orphans >= spareSlots {
+	if d.orphans >= d.txSlots { // fewer only make the queue shorter
 		return k, fmt.Errorf("efa: %s: %s still holds %d operations to lost peers, and nothing is left to post with", d.name, d.info.Provider, d.orphans)
 	}
 	return k, nil

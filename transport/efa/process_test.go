@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -35,7 +36,11 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if fake.path != "" {
+		os.RemoveAll(filepath.Dir(fake.path))
+	}
+	os.Exit(code)
 }
 
 // job is what all ranks are told.

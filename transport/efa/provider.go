@@ -78,7 +78,6 @@ func New(cfg Config) (*Provider, error) {
 	for _, o := range found[1:] {
 		o.features, o.missing = found[0].features, found[0].missing
 	}
-	p.name = found[0].info.Provider
 	n := cfg.NumNICs
 	if n == 0 {
 		n = len(found)

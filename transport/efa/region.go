@@ -144,7 +144,9 @@ func (r *region) unregister() error {
 }
 
 // Close implements transport.Region. What uses the memory ends first: as it would
-// anyway if it does so soon, otherwise as StatusFlushed.
+// anyway if it does so soon, otherwise as StatusFlushed. ErrRegister says that the
+// provider goes on with it all the same, and that the memory must stay until the
+// domain is closed.
 func (r *region) Close() error {
 	d := r.d
 	if err := d.enterCold(); err != nil {
@@ -160,15 +162,36 @@ func (r *region) Close() error {
 	if err := r.unregister(); err != nil {
 		return fmt.Errorf("efa: %s: close a region of %d bytes: %w", d.name, r.size, err)
 	}
+	if n := d.held(r); n > 0 {
+		return fmt.Errorf("%w: %s: %s still holds %d operations of a closed region of %d bytes, to peers that do not answer: its memory must stay until the domain is closed",
+			transport.ErrRegister, d.name, d.info.Provider, n, r.size)
+	}
 	return nil
+}
+
+// held counts the operations whose end was reported, and which the provider may
+// carry out with r's memory all the same if their peer comes back: over sockets
+// nothing takes them from it, not even fi_av_remove.
+func (d *domain) held(r *region) (n int) {
+	if d.copiesSmall {
+		return 0
+	}
+	for i := range d.txSlots {
+		if op := &d.f.Slots[i].Op; op.State == fabric.Orphan && op.Src-r.addr < r.size {
+			n++
+		}
+	}
+	return n
 }
 
 const (
 	// Operations that the provider has taken get this long to end by themselves
 	// when their memory goes away.
 	smallPatience = 100 * time.Millisecond
-	// Up to here every provider has copied the bytes when it takes the operation,
-	// or is a NIC, which ends its operations.
+	// Up to here shm has copied the bytes of a write when it takes it, and a NIC ends
+	// its operations. Providers over sockets (1.17) keep a pointer to those of any
+	// write while the socket is full, and what a read brings is written into the
+	// memory whenever the peer answers.
 	smallBytes = 4096
 )
 
@@ -177,7 +200,7 @@ func (d *domain) quiesce(r *region) {
 	using := func(visit func(slot uint32)) (large bool) {
 		for i := range d.flights {
 			if fl := &d.flights[i]; fl.used && fl.local == r {
-				large = large || fl.bytes > smallBytes
+				large = large || fl.bytes > smallBytes || fl.op == transport.OpRead || !d.copiesSmall && fl.op != transport.OpRecv
 				visit(uint32(i))
 			}
 		}

@@ -36,7 +36,8 @@ func (d *domain) startSplit(w *write) {
 
 // advance posts what can be posted of s.
 func (d *domain) advance(s *split) {
-	if s.w.peer.removed && s.status == transport.StatusOK {
+	gone := s.w.peer.removed || s.w.local != nil && s.w.local.closed.Load()
+	if gone && s.status == transport.StatusOK {
 		s.status = transport.StatusFlushed
 	}
 	for s.at < s.w.len && s.status == transport.StatusOK && len(d.free) > 0 {

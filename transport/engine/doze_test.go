@@ -132,3 +132,26 @@ func TestSleepingAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations for each sleep", n)
 	}
 }
+
+// TestAWorkerThatYieldsToOthersSleepsSoon: with OSYield the few yields before the
+// sleep are few after each piece of work, too.
+func TestAWorkerThatYieldsToOthersSleepsSoon(t *testing.T) {
+	before := maxDoze
+	maxDoze = time.Hour
+	t.Cleanup(func() { maxDoze = before })
+	net := newFakeNet(1)
+	d := newFDDomain(t, net)
+	e := must[*Engine](t)(New(Config{Provider: net, Domains: []transport.Domain{d}, CPU: -1, Poll: PollPolicy{OSYield: true}}))
+	t.Cleanup(func() { e.Close() }) // before the one above
+	for range 3 {
+		at := d.asleep(t, e)
+		if err := e.Call(func(*Worker) {}); err != nil {
+			t.Fatal(err)
+		}
+		// The call's turn, up to 20 without and crowdedYield with a yield, and two of
+		// each park.
+		if n := d.asleep(t, e) - at; n > 20+crowdedYield+5 {
+			t.Errorf("%d turns until the worker slept again", n)
+		}
+	}
+}

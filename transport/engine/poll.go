@@ -85,16 +85,17 @@ func (w *Worker) yield() {
 
 // loop is the life of the worker between start and shutdown.
 func (w *Worker) loop() {
-	p := w.e.cfg.Poll
+	asked := w.e.cfg.Poll
 	pinned, yielded := w.e.cfg.CPU >= 0, time.Now()
 	adaptive, procs := w.e.cfg.CPU < 0 && w.e.adaptive, int32(runtime.GOMAXPROCS(0))
 	if w.e.cfg.CPU < 0 {
 		crowd.Add(1)
 		defer crowd.Add(-1)
 	}
-	if p.OSYield && w.doze.enabled() {
-		p.Yield = min(p.Yield, crowdedYield) // sleeping gives the core away better
+	if asked.OSYield && w.doze.enabled() {
+		asked.Yield = min(asked.Yield, crowdedYield) // sleeping gives the core away better
 	}
+	p := asked
 	idle, busy := 0, 0
 	for turns := uint64(1); !w.e.stop.Load(); turns++ {
 		if pinned && turns%turnsPerClock == 0 {
@@ -111,7 +112,7 @@ func (w *Worker) loop() {
 			continue
 		}
 		if adaptive && idle == 0 {
-			p = w.e.cfg.Poll
+			p = asked
 			switch workers := crowd.Load(); {
 			case workers > procs:
 				p.Spin, p.Yield = min(p.Spin, 1), crowdedYield

@@ -63,7 +63,8 @@ func (e *Engine) Register(m transport.Memory, access transport.Access) (*Region,
 
 // Close revokes the region on every NIC; late writes of peers then fail at the
 // peers. The caller sees to it that nothing of its own is in flight. Closing
-// twice, or after the engine, is harmless.
+// twice, or after the engine, is harmless. After an error the memory must stay until
+// the engine is closed.
 func (r *Region) Close() error {
 	var errs []error
 	_ = r.e.Call(func(w *Worker) {
