@@ -43,17 +43,20 @@ const (
 type RoundError struct {
 	Code  Code
 	Phase string
-	Round uint64
-	Ranks []int // at fault; this rank for its own input
-	Token int   // -1 when no token is meant
-	Pick  int   // -1 when no pick is meant
+	Round uint64 // says nothing in PhaseBarrier, which may be in no round
+	Ranks []int  // at fault; this rank for its own input
+	Token int    // -1 when no token is meant
+	Pick  int    // -1 when no pick is meant
 	What  string
 	Err   error // the cause, if there is one
 }
 
 func (e *RoundError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "moe: round %d, %s: ", e.Round, e.Phase)
+	if b.WriteString("moe: "); e.Phase != PhaseBarrier {
+		fmt.Fprintf(&b, "round %d, ", e.Round)
+	}
+	fmt.Fprintf(&b, "%s: ", e.Phase)
 	if e.What != "" {
 		b.WriteString(e.What)
 	} else {

@@ -211,7 +211,7 @@ func (s *suite) kill(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("rank %d ended with exit code %d and said %q, want 1 and the name of rank %d", i, r.end.code, lastLines(r.end.stderr, 3), victim)
 		}
 		said = lastLines(r.end.stderr, 1)
-		if strings.Contains(said, "round 0,") {
+		if strings.Contains(said, "round 0") {
 			return "", fmt.Errorf("rank %d was killed in round 0, before the rounds were under way: %q", victim, said)
 		}
 	}

@@ -163,7 +163,7 @@ func TestKillStep(t *testing.T) {
 	}
 	does(t, newSuite(t, job(`echo "moerail: deadline" >&2; exit 1`)), "kill", "want 1 and the name of rank 2")
 	does(t, newSuite(t, job(`echo "moerail: peer lost: rank 2" >&2; exit 0`)), "kill", "exit code 0")
-	does(t, newSuite(t, job(`echo "moerail: moe: round 0, barrier: rank 2 is lost" >&2; exit 1`)), "kill", "in round 0")
+	does(t, newSuite(t, job(`echo "moerail: rank 1, round 0: moe: barrier: rank 2 is lost" >&2; exit 1`)), "kill", "in round 0")
 	does(t, newSuite(t, strings.Replace(count, "5000", "2000", 1)+"exit 3"), "kill", "ended before the rounds were under way: exit code 3")
 	hangs := newSuite(t, job(`exec sleep 60`))
 	hangs.slack = 100 * time.Millisecond

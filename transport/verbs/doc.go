@@ -32,8 +32,9 @@
 // a handshake again, which is tried in the background.
 //
 // A port that goes down makes posts fail with an error that names it; they go
-// through again when it is back. A device that fails for good, or a port whose
-// address changed, makes Poll fail with an error that names device and port.
+// through again when it is back. A device that fails for good, the queue pair of
+// handshakes in error, or a port whose address changed, makes Poll fail with an
+// error that names device and port.
 //
 // # Limits
 //

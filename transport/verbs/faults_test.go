@@ -223,6 +223,18 @@ func TestStallIsCounted(t *testing.T) {
 	}
 }
 
+// So is a receive queue that stays empty because the device takes no more.
+func TestRefusedRefillIsCounted(t *testing.T) {
+	a, b := pair(t, Config{ImmDepth: 1})
+	a.works(b)
+	before := b.d.Stats().ReceiverStall
+	ibvfake.Fail(ibvfake.CallNamed("ibv_post_srq_recv"), 1, unix.ENOMEM)
+	if b.poll(); b.d.Stats().ReceiverStall != before+1 || b.d.immsOut != 0 {
+		t.Errorf("%d stalls counted with %d receives posted", b.d.Stats().ReceiverStall-before, b.d.immsOut)
+	}
+	a.works(b)
+}
+
 // A device whose queue is fuller than our account says gets the rest later.
 func TestDeviceTakesPartOfAChain(t *testing.T) {
 	a, b := pair(t, Config{})

@@ -101,8 +101,12 @@ func (d *domain) step(max int) int {
 	if r.Refused {
 		d.refused(r.Chains)
 	}
-	if r.ImmsTaken < r.ImmsPut && r.ImmErr != unix.ENOMEM {
+	switch {
+	case r.ImmsTaken == r.ImmsPut:
+	case r.ImmErr != unix.ENOMEM:
 		d.fail(&ibv.CallError{Call: "ibv_post_srq_recv", Errno: r.ImmErr})
+	case d.immsOut == 0: // senders wait, and nothing that arrives will say so
+		d.stats.stalls.Add(1)
 	}
 	if r.RecvsTaken < r.RecvsPut {
 		d.recvsRefused(r)

@@ -152,7 +152,7 @@ func (r *rank) step(round int) error {
 	if r.between != nil {
 		r.excused += r.between(len(r.times))
 	}
-	if err := r.barrier(); err != nil {
+	if err := r.meet(round); err != nil {
 		return err
 	}
 	for slot := range r.opt.Slots {
@@ -180,7 +180,7 @@ func (r *rank) step(round int) error {
 			r.times = append(r.times, r.started[slot])
 		}
 	}
-	if err := r.barrier(); err != nil {
+	if err := r.meet(round); err != nil {
 		return err
 	}
 	if r.judge != nil && r.checked {
@@ -200,14 +200,14 @@ func (r *rank) serve(slot, round int) error {
 		return r.failed(round, dispatchRecv, err)
 	}
 	r.lap(slot, dispatchRecv, start)
-	if err := r.barrier(); err != nil {
+	if err := r.meet(round); err != nil {
 		return err
 	}
 	// Where nobody looks at the sums, the batch's Y as earlier rounds left it does.
 	if r.checked {
 		r.experts.Apply(batch)
 	}
-	if err := r.barrier(); err != nil {
+	if err := r.meet(round); err != nil {
 		return err
 	}
 	start = time.Now()
@@ -224,6 +224,14 @@ func (r *rank) lap(slot, phase int, start time.Time) {
 
 func (r *rank) failed(round, phase int, err error) error {
 	return fmt.Errorf("rank %d, round %d, %s: %w", r.p, round, phaseNames[phase], err)
+}
+
+// meet waits for the other ranks, before, in or after a round.
+func (r *rank) meet(round int) error {
+	if err := r.barrier(); err != nil {
+		return fmt.Errorf("rank %d, round %d: %w", r.p, round, err)
+	}
+	return nil
 }
 
 // poison fills out with NaNs, which no sum can turn back into a number.

@@ -361,3 +361,16 @@ func TestBarrier(t *testing.T) {
 		}
 	}
 }
+
+// The barriers between phases know no round: who waits there says which.
+func TestBarrierErrorsNameTheRound(t *testing.T) {
+	late := &moe.RoundError{Code: moe.CodeDeadline, Phase: moe.PhaseBarrier, What: "waiting for rank 2"}
+	r := &rank{p: 1, barrier: func() error { return late }}
+	if err := r.meet(7); !errors.Is(err, late) || err.Error() != "rank 1, round 7: moe: barrier: waiting for rank 2" {
+		t.Errorf("%v", err)
+	}
+	r.opt = &Options{}
+	if err := r.step(7); err == nil || !strings.Contains(err.Error(), "round 7:") {
+		t.Errorf("a round that ends at its first barrier: %v", err)
+	}
+}
