@@ -2,6 +2,7 @@ package host
 
 import (
 	"math"
+	"sync/atomic"
 
 	"moerail/internal/simd"
 	"moerail/kernels/abi"
@@ -22,7 +23,7 @@ func (r *stageRun) dispatchSend(p *abi.DispatchSendParams) {
 	*statusAt(r.sl.Status) = abi.Status{Round: r.round}
 	r.plan.reset(r.sh)
 	returnRows := view[uint32](r.sl.ReturnRows, r.ranks())
-	clear(returnRows)
+	storeRows(returnRows, nil)
 	tokens := &view[uint32](r.sl.Tokens, 1)[0]
 	*tokens = 0
 
@@ -47,9 +48,9 @@ func (r *stageRun) dispatchSend(p *abi.DispatchSendParams) {
 		return
 	}
 	if r.sh.ReduceAtHome != 0 {
-		copy(returnRows, r.plan.picks)
+		storeRows(returnRows, r.plan.picks)
 	} else {
-		copy(returnRows, r.plan.rows)
+		storeRows(returnRows, r.plan.rows)
 	}
 	var rows uint64
 	for _, n := range r.plan.rows {
@@ -194,4 +195,16 @@ func (w *blockWriter) quantise(tok int) (codes []byte, scales []float32) {
 		scales[b] = simd.BlockE4M3(codes[lo:hi], pl.wide[lo:hi])
 	}
 	return codes, scales
+}
+
+// storeRows writes how many rows each rank owes, zeros if rows is nil. A proxy that
+// is about to leave the last round's wait may be looking at them.
+func storeRows(to, rows []uint32) {
+	for q := range to {
+		var n uint32
+		if rows != nil {
+			n = rows[q]
+		}
+		atomic.StoreUint32(&to[q], n)
+	}
 }
