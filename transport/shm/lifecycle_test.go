@@ -482,18 +482,18 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 
 func TestWakeOncePerPoll(t *testing.T) {
 	a, b := newPair(t, transport.DomainConfig{}, 4096)
-	woken := 0
-	wake := func() { woken++ }
+	var woken atomic.Int32 // connections that end wake too, at the end of the test
+	wake := func() { woken.Add(1) }
 	b.d.wake.Store(&wake) // without the watchman, who may come at any time
 	for range 3 {
 		a.post(a.wr(transport.OpWriteImm, 0, 0, 8))
 	}
-	if woken != 1 || len(b.poll()) != 3 {
-		t.Fatalf("woken %d times", woken)
+	if n := woken.Load(); n != 1 || len(b.poll()) != 3 {
+		t.Fatalf("woken %d times", n)
 	}
 	a.post(a.wr(transport.OpSend, 0, 0, 8))
-	if woken != 2 {
-		t.Fatalf("woken %d times, want 2", woken)
+	if n := woken.Load(); n != 2 {
+		t.Fatalf("woken %d times, want 2", n)
 	}
 }
 
