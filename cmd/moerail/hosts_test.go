@@ -120,6 +120,25 @@ func joinByVeth(t *testing.T, hosts [2]*host) {
 	for _, h := range hosts {
 		h.up(t)
 	}
+	for _, h := range hosts { // an end has a carrier a moment after both are up; libfabric's net wants it
+		for began := time.Now(); !h.carrier(t); {
+			if time.Since(began) > 10*time.Second {
+				t.Fatal("the cable has no carrier after 10 s")
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+func (h *host) carrier(t *testing.T) bool {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "ip", "-o", "link", "show", link)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := h.run(cmd); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(out.String(), "LOWER_UP") && strings.Contains(out.String(), "state UP")
 }
 
 func (h *host) up(t *testing.T) {
