@@ -239,15 +239,16 @@ func poison(out []byte, dtype string) {
 	if len(out) == 0 {
 		return
 	}
+	var nan [4]byte // one of fp32, two of the others: an output may be a single element
 	switch dtype {
 	case "fp32":
-		binary.LittleEndian.PutUint32(out, math.Float32bits(float32(math.NaN())))
+		binary.LittleEndian.PutUint32(nan[:], math.Float32bits(float32(math.NaN())))
 	case "bf16":
-		binary.LittleEndian.PutUint32(out, 0x7fc07fc0)
+		binary.LittleEndian.PutUint32(nan[:], 0x7fc07fc0)
 	default:
-		binary.LittleEndian.PutUint32(out, 0x7e007e00)
+		binary.LittleEndian.PutUint32(nan[:], 0x7e007e00)
 	}
-	for n := 4; n < len(out); n *= 2 {
+	for n := copy(out, nan[:]); n < len(out); n *= 2 {
 		copy(out[n:], out[:n])
 	}
 }

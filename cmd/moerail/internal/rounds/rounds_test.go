@@ -374,3 +374,18 @@ func TestBarrierErrorsNameTheRound(t *testing.T) {
 		t.Errorf("a round that ends at its first barrier: %v", err)
 	}
 }
+
+// TestPoisonFillsAnySize: a single 16-bit element too.
+func TestPoisonFillsAnySize(t *testing.T) {
+	for _, dtype := range []string{"bf16", "fp16"} {
+		for n := 0; n < 40; n += 2 {
+			out := make([]byte, n)
+			poison(out, dtype)
+			for i, b := range out {
+				if i%2 == 1 && b&0x7c != 0x7c {
+					t.Fatalf("%s, %d bytes: byte %d is %#x, no NaN", dtype, n, i, b)
+				}
+			}
+		}
+	}
+}
