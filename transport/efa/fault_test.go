@@ -48,6 +48,11 @@ func TestALibraryThatIsAnotherIsNamed(t *testing.T) {
 func TestAWrongProviderNameListsWhatThereIs(t *testing.T) {
 	_, err := New(Config{Provider: "nonsense"})
 	wants(t, err, ErrNoProvider, "nonsense", "tcp;ofi_rxm", "shm", "libfabric.so.1")
+	_, err = New(Config{Provider: "udp"}) // which the library takes for udp;ofi_rxd
+	wants(t, err, ErrNoProvider, "udp: no provider of exactly this name", "udp;ofi_rxd")
+	if err != nil && strings.Contains(err.Error(), "%!") {
+		t.Errorf("%v", err)
+	}
 	_, err = New(Config{Provider: "tcp", DeviceMemory: true})
 	if err != nil { // no software provider registers memory of GPUs here
 		wants(t, err, ErrNoProvider, "memory of GPUs")

@@ -114,6 +114,9 @@ func offers(lib *fabric.Library, provider string, device bool) ([]*offer, error)
 		}
 		last = errors.Join(refusals...)
 	}
+	if last == nil { // the library answers to parts of a name too, with other providers
+		last = errors.New("no provider of exactly this name has reliable datagrams with one-sided writes")
+	}
 	return nil, last
 }
 
